@@ -41,6 +41,14 @@ def call(*words: str | Path, cwd: Path) -> None:
     subprocess.run(words, cwd=cwd, env=quiet, check=True)
 
 
+def refused(*words: str | Path, cwd: Path) -> None:
+    """A command that says where it is, in one sentence."""
+    said = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
+    assert said.returncode == 2, said
+    assert said.stderr.endswith("run: pip install ./reproductions\n"), said
+    assert said.stderr.count("\n") == 1, said
+
+
 def main() -> None:
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     files = [
@@ -52,6 +60,9 @@ def main() -> None:
     assert content(wheel) == expected, (
         f"the wheel is not src/: {content(wheel).keys() ^ expected.keys()}"
     )
+    presets = {name for name in expected if name.startswith("kairosfl/presets/")}
+    assert all(Path(name).name.startswith(("__init__", "kairos")) for name in presets), presets
+    assert not any(name.startswith("kairosfl/papers/") for name in expected)
     for name in (
         "py.typed",
         "demo.toml",
@@ -70,9 +81,14 @@ def main() -> None:
         call(python, "-m", "pip", "install", f"{wheel}[cli]", cwd=empty)
         call(kairosfl, "--help", cwd=empty)
         call(kairosfl, "list", "presets", cwd=empty)
+        refused(kairosfl, "reproduce", cwd=empty)
+        refused(kairosfl, "run", "fedcl-cifar10-alexnet", cwd=empty)
         call(kairosfl, "run", "--set", "train.rounds=2", "--out", "run", "--quiet", cwd=empty)
         call(kairosfl, "report", "run", cwd=empty)
         call(python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", "again", sdist, cwd=empty)
+        call(python, "-m", "pip", "install", ROOT / "reproductions", cwd=empty)
+        call(kairosfl, "reproduce", cwd=empty)
+        call(kairosfl, "run", "--preset", "fedcl-cifar10-alexnet", "--help", cwd=empty)
         (again,) = (empty / "again").glob("*.whl")
         assert content(again) == expected, "the sdist builds another wheel"
     print(f"{wheel.name} and {sdist.name} are good")

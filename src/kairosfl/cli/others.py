@@ -29,7 +29,7 @@ class Root(Group):
 
     def list_commands(self, ctx: Any) -> list[str]:
         own = super().list_commands(ctx)
-        return [*own, *(name for name in COMMANDS if name not in own)]
+        return list(dict.fromkeys([*own, *COMMANDS]))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         own = super().get_command(ctx, cmd_name)

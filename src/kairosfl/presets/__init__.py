@@ -21,6 +21,7 @@ def folder() -> Path:
 
 
 FOLDERS: Registry[Callable[[], Path]] = Registry("kairosfl.presets", {"kairosfl": folder})
+OF_PAPERS = in_reproductions("the presets of papers come")
 
 
 def names() -> list[str]:
@@ -38,10 +39,12 @@ def read(name: str) -> dict[str, Any]:
 def path(name: str) -> Path:
     """The file of a preset."""
     files = _files()
-    if name not in files:
-        hint = f"; {missing}" if (missing := _missing()) else ""
-        raise UserError(f"There is no preset {name!r}; {nearest(name, files)}{hint}")
-    return files[name]
+    if name in files:
+        return files[name]
+    sentences = [f"There is no preset {name!r}", nearest(name, files)]
+    if not has_papers():
+        sentences.append(OF_PAPERS)
+    raise UserError("; ".join(sentences))
 
 
 def guess(file: Path) -> str:
@@ -51,8 +54,9 @@ def guess(file: Path) -> str:
     close = difflib.get_close_matches(file.stem.lower(), names(), n=3, cutoff=0.5)
     if close:
         return f"did you mean the preset {' or '.join(map(repr, close))}?"
-    is_a_name = not file.suffix and len(file.parts) == 1
-    return _missing() if is_a_name else ""
+    if len(file.parts) == 1 and not file.suffix and not has_papers():
+        return OF_PAPERS
+    return ""
 
 
 def descriptions() -> list[tuple[str, str]]:
@@ -73,6 +77,6 @@ def _files() -> dict[str, Path]:
     return files
 
 
-def _missing() -> str:
-    """Where the presets of papers are, if they are not installed."""
-    return "" if "papers" in FOLDERS else in_reproductions("the presets of papers come")
+def has_papers() -> bool:
+    """Whether the presets of papers are installed."""
+    return "papers" in FOLDERS
