@@ -174,7 +174,7 @@ def test_tensors_that_are_still_do_not_move_and_the_others_do(engine: str) -> No
 
 @engines
 def test_a_clients_own_part_stays_with_it_and_is_there_again_in_the_next_round(engine: str) -> None:
-    first, second = course(Tells(), engine, own=("b",), number=2, alone=True)
+    first, second = course(Tells(), engine, own=("b",), number=2)
     assert updates(first).shape == (3, 2)
     own, shared = np.full(3, START[2]), START[:2].copy()
     for run in (first, second):
@@ -198,7 +198,7 @@ def test_the_own_part_may_train_alone_first(engine: str) -> None:
         def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
             return replace(briefs, own_epochs=torch.full((len(briefs),), 2), still=frozenset({1}))
 
-    (run,) = course(FedRep(), engine, own=("b",), alone=True)
+    (run,) = course(FedRep(), engine, own=("b",))
     for client in range(3):
         w = START.copy()
         for _ in range(2):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import AFTER, BEFORE, SQUARED_LOSS, Briefs, Reports
 from kairosfl.engines.batched import Batched, scoring
+from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.state import Kind
 from kairosfl.engines.loop import Loop
 from kairosfl.tasks.population import Population
@@ -72,9 +73,11 @@ def check(task: Task, briefs: Briefs, engine: Batched | None = None) -> Reports:
     assert engine.stacks
     assert ALONE not in engine.why
     assert_equal(found, wanted, 1e-10)
-    assert (found.squared_loss is None) == (wanted.squared_loss is None)
-    if wanted.squared_loss is not None:
-        torch.testing.assert_close(found.squared_loss, wanted.squared_loss, rtol=1e-10, atol=0)
+    for name in (SQUARED_LOSS, "own"):
+        a, b = getattr(found, name), getattr(wanted, name)
+        assert (a is None) == (b is None), name
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     return found
 
 
@@ -221,3 +224,120 @@ def test_orders_of_several_rounds_train_together() -> None:
     task = named("mlp")
     briefs = make_briefs(task, round=torch.tensor([2, 5, 2, 0]))
     check(task, briefs)
+
+
+# --- own parts ---
+
+
+def owning(task: Task, *own: str) -> tuple[Task, Tensor]:
+    """The task with these tensors kept by clients, and what each client has of them."""
+    task = replace(task, own=own)
+    start = task.own_start()
+    assert start is not None
+    scales = torch.linspace(0.7, 1.3, len(task.clients), dtype=start.dtype)
+    return task, start * scales[:, None]
+
+
+PHASES = torch.tensor([2, 0, 1, 3])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_own_part_with_whatever_else_is_asked(variant: str) -> None:
+    """Once trained with the rest, once first alone and then with the body still."""
+    task, own = owning(named("mlp"), "classifier.*")
+    variants = _variants(task)[variant]
+    engine = Batched(task)
+    check(task, make_briefs(task, own=own, **variants), engine)
+    briefs = make_briefs(task, own=own, own_epochs=PHASES, still=frozenset({1}), **variants)
+    check(task, briefs, engine)
+
+
+OWN: dict[str, tuple[str, ...]] = {
+    "traced": ("inner.*",),  # tied, and the first of the model
+    "lifted": ("gate", "inner.bias"),
+    "mapped": ("layer.in_proj_weight", "out.bias"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_own_part_in_every_way_of_stacking(way: str) -> None:
+    make, why = WAYS[way]
+    task, own = owning(make(), *OWN[way])
+    engine = Batched(task)
+    assert engine.why.startswith(why), engine.why
+    for changes in ({}, {"optimizer": "adamw", "momentum": 0.0}, {"radius": 0.05, "clip": 0.5}):
+        check(task, make_briefs(task, own=own, **changes), engine)
+        check(task, make_briefs(task, own=own, own_epochs=PHASES, **changes), engine)
+    check(task, make_briefs(task, own=own, still=frozenset(range(len(task.layout.entries)))))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18", "char_lstm"])
+def test_own_parts_of_convolutions_and_recurrences(name: str) -> None:
+    plain = named(name)
+    first, last = plain.layout.names[0], plain.layout.names[-1]
+    task, own = owning(plain, first, last)
+    check(task, make_briefs(task, own=own, own_epochs=PHASES))
+
+
+def test_an_own_part_in_float32() -> None:
+    task, own = owning(named("mlp", torch.float32), "fc1.*")
+    briefs = make_briefs(task, own=own, own_epochs=PHASES)
+    found, wanted = Batched(task).train(briefs), Loop(task).train(briefs)
+    assert_equal(found, wanted, 1e-3)
+    assert (found.own - wanted.own).norm() <= 1e-5 * wanted.own.norm()
+
+
+def test_cohorts_with_own_parts_share_the_slots() -> None:
+    task, own = owning(named("mlp"), "classifier.*")
+    other = replace(task, clients=Population(task.clients.order, np.array([0, 5, 10, 20, 40])))
+    variants = _variants(task)
+    measure = frozenset({*BEFORE, *AFTER})
+    cohorts = [
+        (task, make_briefs(task, own=own)),
+        (task, make_briefs(task, own=own, own_epochs=PHASES, **variants["mean"])),
+        (other, make_briefs(other, own=own + 1, own_epochs=PHASES, measure=measure)),
+        (other, make_briefs(other, own=own, still=frozenset({0}), **variants["contrast"])),
+        (task, make_briefs(task, own=own, epochs=0, measure=frozenset({*BEFORE, "fisher"}))),
+        (task, make_briefs(task, own=own, own_epochs=PHASES, **variants["adamw"])),
+        (task, make_briefs(task, own=own, epochs=[1, 0, 2, 0], own_epochs=PHASES)),
+    ]
+    wanted = [Loop(each).train(briefs) for each, briefs in cohorts]
+    for slots in (None, 1, 3, 9):
+        engine = Batched(task, slots=slots)
+        for found, alone in zip(engine.train_many(cohorts), wanted, strict=True):
+            assert_equal(found, alone, 1e-10)
+            assert (found.own is None) == (alone.own is None)
+            if alone.own is not None:
+                torch.testing.assert_close(found.own, alone.own, rtol=1e-10, atol=1e-12)
+        assert ALONE not in engine.why
+
+
+def test_what_clients_are_told_of_their_own_part_is_not_overwritten() -> None:
+    task, own = owning(named("mlp"), "classifier.*")
+    before = own.clone()
+    reports = Batched(task).train(make_briefs(task, own=own, own_epochs=PHASES))
+    assert torch.equal(own, before)
+    assert not torch.equal(reports.own, own)
+
+
+def test_when_steps_fail_own_parts_train_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the beginning, also where the own parts have already trained alone."""
+    task, own = owning(named("mlp"), "classifier.*")
+    briefs = make_briefs(task, own=own, own_epochs=PHASES)
+    engine, wanted = Batched(task, slots=2), Loop(task).train(briefs)
+    steps, whole = [0], Steps.__call__
+
+    def failing(self: Steps, kind: Kind, count: int) -> None:
+        if not kind.still:
+            raise RuntimeError("in the second phase")
+        steps[0] += count
+        whole(self, kind, count)
+
+    monkeypatch.setattr(Steps, "__call__", failing)
+    with pytest.warns(UserWarning, match="in the second phase"):
+        found = engine.train(briefs)
+    assert steps[0] > 0
+    assert_equal(found, wanted, 1e-10)
+    assert torch.equal(found.own, wanted.own)

@@ -149,7 +149,7 @@ class Trainer:
         mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
         self._rebase(brief.base)
         choice, shared = self._chosen(brief, mine)
-        start = self._joined(shared, brief)
+        start = self.joined(shared, brief)
         second = None if brief.second_lr is None else Second(brief, start)
 
         # --- measure before ---
@@ -219,7 +219,7 @@ class Trainer:
         if brief.candidates is None:
             return None, self._within(brief, brief.start.to(self.device))
         candidates = self._within(brief, brief.candidates.to(self.device))
-        losses = [self.score(self._joined(candidate, brief), mine) for candidate in candidates]
+        losses = [self.score(self.joined(candidate, brief), mine) for candidate in candidates]
         choice = int(np.argmin(losses))
         return choice, candidates[choice]
 
@@ -231,8 +231,13 @@ class Trainer:
             return vectors
         return vectors * self.layout.within(brief.rank).to(self.device)
 
-    def _joined(self, shared: Tensor, brief: Brief) -> Tensor:
-        """All trained weights: the shared ones, then the client's own."""
+    def joined(self, shared: Tensor, brief: Brief) -> Tensor:
+        """All trained weights: the shared ones, then the client's own.
+
+        Args:
+            shared: Of length d, on this trainer's device.
+            brief: What the client was told; its `own` is on any device.
+        """
         if not self.layout.own:
             return shared
         return torch.cat([shared, brief.own.to(shared)])
@@ -474,9 +479,9 @@ class Trainer:
         """The fixed models whose features this brief compares with."""
         references = {}
         if brief.stop_reference is not None:
-            references["stop"] = self._joined(brief.stop_reference.to(self.device), brief)
+            references["stop"] = self.joined(brief.stop_reference.to(self.device), brief)
         if brief.contrast:
-            references["previous"] = self._joined(brief.previous.to(self.device), brief)
+            references["previous"] = self.joined(brief.previous.to(self.device), brief)
         if brief.contrast or (brief.stop_below is not None and brief.stop_reference is None):
             references["start"] = start
         if references:

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from operator import attrgetter
 from weakref import finalize
 
@@ -22,7 +23,7 @@ from kairosfl.engines.batched.ahead import Luck, averages, guessed, identical
 from kairosfl.engines.batched.captured import capture, end_capture
 from kairosfl.engines.batched.evaluator import GraphEvaluator, plain, single
 from kairosfl.engines.batched.graphs import Steps
-from kairosfl.engines.batched.jobs import Job, Ticket, check_alike, joint
+from kairosfl.engines.batched.jobs import Job, Ticket, check_alike, cohorts, joint
 from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.memory import SERVER_VECTORS, affordable, home
 from kairosfl.engines.batched.schedule import Draw, Schedules
@@ -43,7 +44,7 @@ from kairosfl.tasks.task import Task
 
 FIXED_SLOTS = 16  # used if results must not depend on which other clients train
 # What briefs ask beyond plain training that is stacked; for the rest see `Briefs.alone`.
-STACKED = frozenset({"max_steps", "still", SQUARED_LOSS, "epochs = 0"})
+STACKED = frozenset({"max_steps", "still", "own", "own_epochs", SQUARED_LOSS, "epochs = 0"})
 AHEAD = 0.02  # seconds of work left queued on the device while the caller is busy
 
 
@@ -112,9 +113,8 @@ class Batched(Evaluator):
         )
         try:
             compute = self.precision.compute(self.trainer.w.dtype)
-            if task.own:
-                raise Unstackable("a part of the model stays with each client")
-            stacked = stack(task.model, task.trial()[0], self.precision, self.device)
+            inputs, _ = task.trial()
+            stacked = stack(task.model, inputs, self.precision, self.device, task.own_names)
         except Unstackable as reason:
             self.why = self._alone(str(reason))
         else:
@@ -123,7 +123,7 @@ class Batched(Evaluator):
             self._work = Work(stacked, task, self.trainer.data, compute)
             self._schedules = Schedules(self.device, stacked.drops)
             self.why = stacked.why + reading(self.trainer.data)
-            if self._evaluator is not None and not deterministic:
+            if self._evaluator is not None and not deterministic and not task.own:
                 self._evaluator.other = single(self._work)
 
     def _alone(self, reason: str) -> str:
@@ -283,10 +283,14 @@ class Batched(Evaluator):
                     samples = [job.mine for job in ticket.jobs]
                     ticket.before = measure(self._work, self.trainer, briefs, samples)
                     ticket.make_room_for_scores(self.device)
-            self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
+            self._enqueue(ticket.opening(self._schedules, self.device))
         if not ticket.jobs:
             self._done.append(ticket)
         return ticket
+
+    def _enqueue(self, ticket: Ticket) -> None:
+        """Let its clients wait for slots, those with most steps first."""
+        self._waiting.extend(sorted(ticket.jobs, key=lambda job: -job.total))
 
     def _say_apart(self, apart: tuple[str, ...]) -> None:
         """Let `why` say which briefs are followed one client after another although the model
@@ -383,7 +387,7 @@ class Batched(Evaluator):
     def _give_up(self, error: Exception) -> None:
         """Train the cohorts in the queue, and all later ones, one client after another."""
         self._close()
-        waiting = list(dict.fromkeys(job.ticket for job in self._waiting))
+        waiting = list(dict.fromkeys(job.ticket.then or job.ticket for job in self._waiting))
         self._waiting.clear()
         self._work = None
         if self._evaluator is not None:
@@ -396,6 +400,9 @@ class Batched(Evaluator):
             self._complete(ticket)
 
     def _complete(self, ticket: Ticket) -> None:
+        if ticket.then is not None:
+            self._enqueue(ticket.hand_over())
+            return
         ticket.ready = self._stream.record_event() if self._stream is not None else None
         self._done.append(ticket)
 
@@ -418,7 +425,8 @@ class Batched(Evaluator):
         length = 1 << (length - 1).bit_length()
         dtype = self.trainer.w.dtype
         if self._limit is None:
-            kind = joint(self._waiting)
+            later = (ticket.then for ticket in cohorts(self._waiting) if ticket.then is not None)
+            kind = joint(chain(self._waiting, *(ticket.jobs for ticket in later)))
             self._limit = affordable(self._work, kind, length, dtype, self.device, self._reserved)
         count = min(
             self._limit, next(size for size in widths(1 << 16) if size >= len(self._waiting))

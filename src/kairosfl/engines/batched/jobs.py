@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from operator import or_
 from typing import Any
@@ -19,7 +19,7 @@ from kairosfl.client.local import all_hidden
 from kairosfl.core.fields import AFTER, REALS, SQUARED_LOSS, Briefs, Reports, reals
 from kairosfl.core.streams import word
 from kairosfl.engines.batched.rows import RowLayout
-from kairosfl.engines.batched.schedule import Schedule
+from kairosfl.engines.batched.schedule import Draw, Schedule, Schedules
 from kairosfl.engines.batched.scoring import Measured
 from kairosfl.engines.batched.state import Kind, Real, Sum, Whole, upload
 from kairosfl.errors import UserError
@@ -52,6 +52,10 @@ class Ticket:
     numbers: Tensor = field(init=False)  # [wholes and sums, m] int64, the sums as bits of float64
     ends: Tensor = field(init=False)  # as `numbers`; apart, since a client may have to begin again
     order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
+    own: Tensor | None = None  # [m, e]: the clients' own parts as they begin
+    own_ends: Tensor | None = None  # [m, e]: and as they end
+    then: Ticket | None = None  # what follows for these clients: this only trains their own parts
+    rows: list[int] = field(default_factory=list)  # which of its clients they are
     before: Measured | None = None  # what was measured before training, if requested
     after: dict[str, Tensor] = field(default_factory=dict)  # [m] float64, filled as clients finish
     ready: torch.cuda.Event | None = None  # recorded when the device has filled all this
@@ -107,13 +111,57 @@ class Ticket:
         if schedule.drops:
             wholes[Whole.DROPS] = schedule.drops
         if briefs.stop_below is not None:
-            wholes[Whole.STOPS], wholes[Whole.LEAST] = 1, briefs.stop_statistic == "min"
+            wholes[Whole.STOPS] = ~briefs.stop_below.isnan()  # some may not be told
+            wholes[Whole.LEAST] = briefs.stop_statistic == "min"
             wholes[Whole.AT_ONCE] = briefs.stop_per == "batch"
         floats[Sum.SIMILARITY] = 1.0  # before the first comparison
         floats[len(Sum) :] = real.T
         there = upload(numbers, device)
         self.numbers, self.reals = there[: -len(REALS)], there[-len(REALS) :].view(torch.float64)
         self.ends = torch.empty_like(self.numbers)
+        if briefs.own is not None:
+            self.own = briefs.own.to(device, briefs.start.dtype, copy=True)
+            self.own_ends = torch.empty_like(self.own)
+
+    def opening(self, schedules: Schedules, device: torch.device) -> Ticket:
+        """What comes first: a cohort of the clients of which the own part trains alone for a while,
+        or this one, if there are none.
+        """
+        alone = self.briefs.own_epochs
+        if alone is None:
+            return self
+        rows = torch.nonzero((alone > 0) & (self.briefs.epochs > 0)).flatten()
+        if not len(rows):
+            return self
+        shared = frozenset(range(len(self.task.layout.entries)))
+        briefs = replace(
+            self.briefs.take(rows),
+            epochs=alone[rows],
+            own_epochs=None,
+            still=shared,
+            max_steps=None,
+            stop_below=None,
+            stop_reference=None,
+            contrast=torch.zeros(len(rows), dtype=torch.float64),
+            previous=None,
+            measure=frozenset(),
+        )
+        delta = self.delta.new_empty(len(rows), 0)  # what clients share does not move
+        first = Ticket(self.task, briefs, delta, len(rows), then=self, rows=rows.tolist())
+        draw = Draw.of(self.task, briefs)._replace(phase="own ")
+        first.prepare(schedules(draw), device)
+        longest = max(job.length for job in self.jobs)
+        for job in first.jobs:  # slots that take them will take what follows
+            job.length = max(job.length, longest)
+        return first
+
+    def hand_over(self) -> Ticket:
+        """The cohort that follows, which begins with the own parts that this one ended with."""
+        assert self.then is not None
+        assert self.then.own is not None
+        assert self.own_ends is not None
+        self.then.own[upload(self.rows, self.then.own.device)] = self.own_ends
+        return self.then
 
     def make_room_for_scores(self, device: torch.device) -> None:
         """For what its clients measure after training."""
@@ -124,6 +172,14 @@ class Ticket:
         self, rows: Tensor | slice, layout: RowLayout, weights: Tensor, numbers: Tensor
     ) -> None:
         """The results of some of its clients."""
+        self.ends[:, rows] = numbers
+        if self.own_ends is not None:
+            end = self.own_ends.new_empty(len(weights), self.own_ends.shape[1])
+            layout.own_part.unpack(weights[:, layout.shared_part.width :], end)
+            self.own_ends[rows] = end
+        if not self.delta.shape[1]:
+            return
+        layout, weights = layout.shared_part, weights[:, : layout.shared_part.width]
         start = self.briefs.start
         there = rows if isinstance(rows, slice) else rows.to(start.device)
         delta = (
@@ -134,7 +190,6 @@ class Ticket:
         layout.subtract(weights, start if start.ndim == 1 else start[there], delta)
         if not isinstance(there, slice):
             self.delta[there] = delta
-        self.ends[:, rows] = numbers
 
     def finish(self, clients: int) -> bool:
         """Whether the cohort is complete now that so many more of its clients are."""
@@ -162,7 +217,8 @@ class Ticket:
             ),
         }
         if self.briefs.stop_below is not None:
-            columns["similarity"] = np.where(idle, np.nan, sums[Sum.SIMILARITY])
+            silent = idle | (wholes[Whole.STOPS] == 0)
+            columns["similarity"] = np.where(silent, np.nan, sums[Sum.SIMILARITY])
         if SQUARED_LOSS in self.briefs.measure:
             first = np.minimum(steps * wholes[Whole.SIZE], wholes[Whole.END])  # epoch's samples
             squared = sums[Sum.SQUARED] / np.maximum(first, 1)
@@ -178,6 +234,7 @@ class Ticket:
             n=self.n,
             steps=torch.from_numpy(steps.copy()),
             delta=self.delta,
+            own=self.own_ends,
             **reported,
         )
         self.answer = all_hidden(reports, self.briefs)

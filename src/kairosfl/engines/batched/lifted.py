@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,11 @@ from kairosfl.engines.batched.dropout import StackedDropout, bits, least, seeded
 from kairosfl.engines.batched.frame import Frame
 from kairosfl.engines.batched.layers import StackedConv2d, Unstackable
 from kairosfl.engines.batched.recurrent import INNER
-from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.engines.batched.rows import RowLayout, ordered
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, rows
-from kairosfl.tasks.vector import layout_of, trained
+from kairosfl.tasks.vector import layout_of
 
 # Whole layers that have a stacked form, as their functions would be one call too many or keep the
 # batch elsewhere.
@@ -168,18 +168,18 @@ class Lifted:
     clients share them.
     """
 
-    def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, reason: str, device: torch.device, own: Collection[str] = ()
+    ) -> None:
         self.model = copy.deepcopy(model).to(device).train()
-        layout = layout_of(model)
-        count = len(layout.entries)
-        self.frame = Frame(RowLayout.of(layout), dict.fromkeys(range(count), 2))
-        self.frame.compute = next(iter(trained(model).values())).dtype
+        layout = layout_of(model, own)
+        parameters = ordered(self.model, layout).values()
+        self.frame = Frame(RowLayout.of(layout), dict.fromkeys(range(len(parameters)), 2))
+        self.frame.compute = next(iter(parameters)).dtype
         self.lift = Lift(self.frame)
         self.why, self.drops = f"stacked by lifting its parameters: {reason}", False
         self._mode = _Mode(self.lift)
-        self._places = {
-            id(parameter): number for number, parameter in enumerate(trained(self.model).values())
-        }
+        self._places = {id(parameter): number for number, parameter in enumerate(parameters)}
         linear = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         if linear:
             linear[-1].register_forward_pre_hook(self._hear, with_kwargs=True)

@@ -7,16 +7,17 @@ are neighbours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kairosfl.core.layout import Layout
 from kairosfl.engines.batched.fast import kernels
+from kairosfl.tasks.vector import trained
 
 ALIGN = 32  # numbers: 128 bytes in float32
 STRIP = 64  # columns of a matrix that one program steps
@@ -39,22 +40,41 @@ class Place:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where every tensor of a model is in a row."""
+    """Where every tensor of a model is in a row: first those that all clients share, then those
+    that stay with each.
+    """
 
     places: tuple[Place, ...]
     width: int
+    own: int = 0  # how many of the places, the last ones, are a client's own part
 
     @classmethod
     def of(cls, layout: Layout) -> RowLayout:
         places, offset = [], 0
-        for entry in layout.entries:
+        for entry in layout.joined().entries:
             swapped = len(entry.shape) == 4
             outputs_last = (
                 (entry.shape[0], *entry.shape[2:], entry.shape[1]) if swapped else entry.shape
             )
             places.append(Place(outputs_last, offset, swapped))
             offset += -(-entry.size // ALIGN) * ALIGN
-        return cls(tuple(places), offset)
+        return cls(tuple(places), offset, len(layout.own))
+
+    @cached_property
+    def shared_part(self) -> RowLayout:
+        """The columns of what clients share; they come first."""
+        if not self.own:
+            return self
+        first = len(self.places) - self.own
+        return RowLayout(self.places[:first], self.places[first].offset)
+
+    @cached_property
+    def own_part(self) -> RowLayout:
+        """The columns after `shared_part`, counted from there."""
+        begin = self.shared_part.width
+        places = self.places[len(self.shared_part.places) :]
+        moved = (replace(place, offset=place.offset - begin) for place in places)
+        return RowLayout(tuple(moved), self.width - begin)
 
     def view(self, rows: Tensor, index: int) -> Tensor:
         """The tensor with this number in every row, `[m, *shape]`, in the layout of the rows."""
@@ -167,3 +187,9 @@ class RowLayout:
     def _gapped(self) -> list[int]:
         """The size of every tensor and of the gap behind it."""
         return [size for place in self.places for size in (place.size, -place.size % ALIGN)]
+
+
+def ordered(model: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
+    """The trained tensors by name, in the order of the rows: the shared ones, then the own."""
+    by_name = trained(model)
+    return {entry.name: by_name[entry.name] for entry in layout.joined().entries}

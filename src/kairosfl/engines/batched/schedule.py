@@ -29,6 +29,7 @@ class Draw(NamedTuple):
     batch: tuple[int, ...]
     epochs: tuple[int, ...]
     drop_last: bool
+    phase: str = ""  # before the names of its random streams: "own " where own parts train alone
 
     @classmethod
     def of(cls, task: Task, briefs: Briefs) -> Self:
@@ -103,7 +104,7 @@ class Schedules:
         )
         drops = (
             [
-                word(draw.seed, "dropout", version, client)
+                word(draw.seed, draw.phase + "dropout", version, client)
                 for version, client in zip(draw.rounds, draw.clients, strict=True)
             ]
             if self._drops
@@ -121,7 +122,7 @@ class Schedules:
         for row, version, client, samples, end, times in zip(
             order, draw.rounds, draw.clients, mine, ends, draw.epochs, strict=True
         ):
-            stream = self._streams(draw.seed, "batches", version, client)
+            stream = self._streams(draw.seed, draw.phase + "batches", version, client)
             for begin in range(0, end * times, end):
                 used = row[begin : begin + end]
                 mixed = (

@@ -51,7 +51,7 @@ def measure(
     device = trainer.device
     if briefs.measure & {FISHER, FISHER_SAMPLED}:
         for brief, mine in zip(briefs.each(), samples, strict=True):
-            start = brief.start.to(device)
+            start = trainer.joined(brief.start.to(device), brief)
             fishers.append(trainer.fisher(start, upload(mine.astype(np.int64), device), brief))
     asked = briefs.measure.intersection(BEFORE)
     if not asked or not samples:
@@ -62,8 +62,13 @@ def measure(
     parts: dict[str, list[Tensor]] = {name: [] for name in asked}
     for begin in range(0, len(samples), at_once):
         some = samples[begin : begin + at_once]
-        start = briefs.start if briefs.start.ndim == 1 else briefs.start[begin : begin + at_once]
-        rows = layout.pack(start.to(device).expand(len(some), -1))
+        these = slice(begin, begin + len(some))
+        start = briefs.start if briefs.start.ndim == 1 else briefs.start[these]
+        start = start.to(device).expand(len(some), -1)
+        if layout.own:
+            assert briefs.own is not None
+            start = torch.cat([start, briefs.own[these].to(start)], 1)
+        rows = layout.pack(start)
         for name in asked:
             parts[name].append(scores(work, rows, some, name))
     return Measured({name: torch.cat(values) for name, values in parts.items()}, fishers)

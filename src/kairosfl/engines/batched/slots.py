@@ -166,14 +166,20 @@ class Slots:
         Every client is compared with some model, if only with its own start and weight 0: at zero
         weights a model may give NaN, and 0 · NaN is NaN.
         """
-        state, briefs = self.state, jobs[0].ticket.briefs
+        state, ticket = self.state, jobs[0].ticket
+        briefs = ticket.briefs
         rows, needs = [job.row for job in jobs], joint(jobs).needs()
 
-        def chosen(vectors: Tensor) -> Tensor:
+        def chosen(vectors: Tensor, own: Tensor | None = briefs.own) -> Tensor:
+            """Of these clients, with this for their own part: as they were told, if nothing else."""
             picked = vectors if vectors.ndim == 1 else vectors[places(rows, vectors.device)]
-            return picked.to(state.device, state.dtype)
+            picked = picked.to(state.device, state.dtype)
+            if own is None:
+                return picked
+            part = own[places(rows, own.device)].to(state.device, state.dtype)
+            return torch.cat([picked.expand(len(rows), -1), part], 1)
 
-        start = chosen(briefs.start)
+        start = chosen(briefs.start, ticket.own)
         state.fill(state.w, here, start)
         if "anchor" in needs or "anchor" in state.extra:
             if (
@@ -182,7 +188,8 @@ class Slots:
                 state.rows("anchor").copy_(state.w)
             state.fill(state.rows("anchor"), here, start)
         if "push" in needs and briefs.push is not None:
-            push = chosen(briefs.push)
+            nothing = None if ticket.own is None else torch.zeros_like(ticket.own)
+            push = chosen(briefs.push, nothing)
             if (
                 briefs.push_after
             ):  # momentum that begins with push, and gradients that keep it there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -13,35 +13,42 @@ from torch import Tensor, nn
 from kairosfl.engines.batched.fast import without_kernels
 from kairosfl.engines.batched.layers import Unstackable, line
 from kairosfl.engines.batched.lifted import Lifted, Stacked
+from kairosfl.engines.batched.rows import ordered
 from kairosfl.engines.batched.traced import Mapped, Stack, Traced
 from kairosfl.engines.precision import Precision
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.tree import Tree, cast, rows, tree_map
-from kairosfl.tasks.vector import flatten, layout_of, load, replicas, trained
+from kairosfl.tasks.vector import layout_of, replicas
 
 SIZES = (2, 3, 5, 7, 11)  # batches in trials; odd ones are rarely sizes of something else
 ROUGH = 0.25  # how far tf32 and bfloat16 may be off, or twice as far as a client alone
 Way = TypeVar("Way", bound=Stack)
 
 
-def stack(model: nn.Module, samples: Tree, precision: Precision, device: torch.device) -> Stack:
+def stack(
+    model: nn.Module,
+    samples: Tree,
+    precision: Precision,
+    device: torch.device,
+    own: Collection[str] = (),
+) -> Stack:
     """The model for many clients, tested on a few prepared samples; raises `Unstackable` with the
     reason.
 
     Every way is tried in a training step of two clients with different weights, on the device and
     in the precision in which it will run; the first whose outputs and gradients are those of each
-    client alone is used.
+    client alone is used. The tensors named `own` come last in the rows.
     """
-    trial = _Trial(model, samples, precision, device)
+    trial = _Trial(model, samples, precision, device, own)
     try:
-        return trial.whole(Traced(model, device), SIZES[0])
+        return trial.whole(Traced(model, device, own), SIZES[0])
     except Unstackable as reason:
         reasons = str(reason)
     try:
-        return _lifted(Lifted(model, reasons, device), trial)
+        return _lifted(Lifted(model, reasons, device, own), trial)
     except Unstackable as reason:
         reasons += f"; lifted, {reason}"
-    mapped = Mapped(model, reasons, device)
+    mapped = Mapped(model, reasons, device, own)
     try:
         return trial.whole(mapped, SIZES[0])
     except Unstackable as reason:
@@ -69,21 +76,25 @@ class _Trial:
     """Two clients with different weights must get the same outputs and gradients as each alone."""
 
     def __init__(
-        self, model: nn.Module, samples: Tree, precision: Precision, device: torch.device
+        self,
+        model: nn.Module,
+        samples: Tree,
+        precision: Precision,
+        device: torch.device,
+        own: Collection[str],
     ) -> None:
-        self.layout, self.samples, self.precision, self.device = (
-            layout_of(model),
-            samples,
-            precision,
-            device,
-        )
+        self.layout = layout_of(model, own).joined()
+        self.samples = samples
+        self.precision = precision
+        self.device = device
         self.still = replicas(model, device, 1)[0].eval()
         for module in self.still.modules():
             if isinstance(
                 module, nn.RNNBase
             ):  # cuDNN computes their gradients in training mode only
                 module.train().dropout = 0.0
-        start = flatten(self.still)
+        self.parameters = list(ordered(self.still, self.layout).values())
+        start = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         scales = torch.linspace(0.5, 1.5, len(start), dtype=start.dtype, device=device)
         self.vectors = torch.stack([start, start * scales])
         self._known: dict[int, tuple[Any, Tensor, Tensor]] = {}
@@ -172,23 +183,31 @@ class _Trial:
         taken = torch.arange(2 * size) % rows(self.samples)
         samples = tree_map(lambda each: each[taken].to(self.device), self.samples)
         outputs, slopes = [], []
-        parameters = list(trained(self.still).values())
         # The weights are loaded, not given for a call: a part that is computed again for its
         # backward needs them, too.
         for client, vector in enumerate(self.vectors):
-            load(self.still, vector)
+            self._load(vector)
             outputs.append(call(self.still, _part(samples, client * size, size)))
             found = torch.autograd.grad(
-                _probe(outputs[-1], 1), parameters, allow_unused=True, materialize_grads=True
+                _probe(outputs[-1], 1),
+                self.parameters,
+                allow_unused=True,
+                materialize_grads=True,
             )
             slopes.append(torch.cat([each.reshape(-1) for each in found]))
         if not self._known:
             self._separate(samples, outputs[0].detach())
         return samples, torch.cat(outputs).detach(), torch.stack(slopes)
 
+    @torch.no_grad()
+    def _load(self, vector: Tensor) -> None:
+        """Let the plain model have these weights."""
+        for (_, view), parameter in zip(self.layout.views(vector), self.parameters, strict=True):
+            parameter.copy_(view)
+
     def _separate(self, samples: Tree, wanted: Tensor) -> None:
         """Refuse a model in which the samples of a batch change each other's outputs."""
-        load(self.still, self.vectors[0])
+        self._load(self.vectors[0])
         try:
             with torch.no_grad():
                 single = torch.cat(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Protocol
@@ -26,12 +26,12 @@ from kairosfl.engines.batched.layers import (
 )
 from kairosfl.engines.batched.pool import ReluPool
 from kairosfl.engines.batched.rehearsal import Rehearsal
-from kairosfl.engines.batched.rows import RowLayout
+from kairosfl.engines.batched.rows import RowLayout, ordered
 from kairosfl.engines.batched.sequence import LAYERS
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import last_linear
 from kairosfl.tasks.tree import Tree, rows, tree_map
-from kairosfl.tasks.vector import layout_of, trained
+from kairosfl.tasks.vector import layout_of
 
 ACTIVATIONS: dict[type, str] = {
     nn.ReLU: "relu",
@@ -60,15 +60,17 @@ class Traced:
     Frozen layers are part of the rest: all clients share them, as they share buffers.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, own: Collection[str] = ()) -> None:
+        layout = layout_of(model, own)
         model = copy.deepcopy(model).cpu().train()
-        places = {id(parameter): number for number, parameter in enumerate(trained(model).values())}
+        parameters = ordered(model, layout).values()
+        places = {id(parameter): number for number, parameter in enumerate(parameters)}
         try:
             with _keeping():
                 traced = fx.symbolic_trace(model)
         except Exception as error:  # tracing runs the user's forward, which may raise anything
             raise Unstackable(f"torch.fx cannot trace it ({line(error)})") from error
-        self.frame = Frame(RowLayout.of(layout_of(model)), _uses(traced, places))
+        self.frame = Frame(RowLayout.of(layout), _uses(traced, places))
         self.rehearsal = Rehearsal()
         self._replace(traced, places)
         self.frame.last = _convolves(traced)
@@ -337,14 +339,17 @@ def _uses(traced: fx.GraphModule, places: dict[int, int]) -> dict[int, int]:
 class Mapped:
     """The model under torch.func.vmap, for what cannot be replaced layer by layer."""
 
-    def __init__(self, model: nn.Module, reason: str, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, reason: str, device: torch.device, own: Collection[str] = ()
+    ) -> None:
         if _dropouts(model):
             raise Unstackable(
                 f"{reason}, and vmap has no dropout whose masks depend on the client alone"
             )
         self.model = copy.deepcopy(model).to(device).train()
-        self.names = list(trained(model))
-        self.frame = Frame(RowLayout.of(layout_of(model)), {})
+        layout = layout_of(model, own)
+        self.names = list(ordered(model, layout))
+        self.frame = Frame(RowLayout.of(layout), {})
         self.why, self.drops = f"stacked by vmap: {reason}", False
         for module in self.model.modules():
             if isinstance(
