@@ -724,6 +724,59 @@ def test_clipped_layers_step_when_all_lengths_are_known(
     assert [part() for part in parts] == [None] * 3  # no layer that was held keeps them
 
 
+@pytest.mark.parametrize("clip", [float("inf"), 0.3])
+@pytest.mark.parametrize(
+    ("name", "own"), [("small", "1.*"), pytest.param("images", "0.*", marks=pytest.mark.slow)]
+)
+def test_still_tensors_and_own_parts_with_kernels(
+    name: str, own: str, clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear layers that are still do not step in their backward pass; the others do."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.standard_normal((30, 3, 4, 4)).astype(np.float32))
+    held = Samples(inputs, torch.from_numpy(rng.integers(0, 4, 30)))
+    clients = Population(np.arange(30), np.array([0, 5, 15, 30]))
+    model = MODELS[name]()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # or masks would differ from those of engine loop
+    task = Task(model, DataSet("random", held, held, 4), clients, own=(own,))
+    kept = task.own_start() * torch.tensor([[0.5], [1.0], [1.5]])
+    briefs = Briefs(
+        seed=3,
+        round=2,
+        ids=torch.arange(3),
+        start=task.start(),
+        own=kept,
+        own_epochs=[1, 0, 2],
+        max_steps=[9, 2, 3],
+        still=frozenset({2}),
+        measure=frozenset({"squared_loss"}),
+        push=0.01 * torch.randn(3, task.layout.size),
+        clip=clip,
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.01,
+        batch_size=8,
+        epochs=2,
+        pull=0.1,
+    )
+    wanted = Loop(task).train(briefs)
+    use_kernels(monkeypatch)
+    monkeypatch.setattr(linear, "LARGE", 100)
+    engine = Batched(task, deterministic=True, slots=3)
+    found = engine.train(briefs)
+    assert engine.why == "stacked layer by layer"
+    assert not task.layout.entries[2].view(found.delta).any()
+    close(found.delta, wanted.delta.double())
+    close(found.own - kept, (wanted.own - kept).double())
+    for field in ("grad_sq", "loss", "squared_loss"):
+        torch.testing.assert_close(
+            getattr(found, field), getattr(wanted, field), rtol=1e-5, atol=0, msg=field
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.25, 0.5)])
 def test_the_cnn_of_the_benchmark_at_its_own_size(
