@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ import numpy as np
 
 from kairosfl import presets
 from kairosfl.core.round import drive, rounds
-from kairosfl.core.run import Run, Setup
+from kairosfl.core.run import Run
 from kairosfl.detectors import FGN
 from kairosfl.rules.minnorm import min_norm
-from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
-from kairosfl.runs.engines import build_engine, resolve_engine
+from kairosfl.runs.prepare import prepare
 
 # updates under other clients' names, as in FedAWARE's released server
 SWAPPED = "attack(lie='swapped', share=1.0) + "
@@ -84,12 +84,9 @@ def main() -> None:
 def follow(tables: dict[str, Any]) -> dict[str, float]:
     """One run: its accuracy and what its λ was like."""
     config = resolve(tables)
-    task = experiment.build_task(config)
-    config, _ = resolve_engine(config, task)
-    engine = build_engine(config, task)
-    setup = Setup(
-        config.algorithm, config.train, len(task.clients), task.layout, detectors=(FGN(),)
-    )
+    prepared = prepare(config)
+    engine = prepared.engine
+    setup = replace(prepared.setup, detectors=(FGN(),))
     start = Run.start(engine.start(), setup, seed=config.seed)
     scores, looks = [], []
     for run in drive(rounds(start, setup), engine):

@@ -21,20 +21,19 @@ from torch import Tensor, nn
 
 from kairosfl.core.round import result
 from kairosfl.core.rule import Algorithm, Rule
-from kairosfl.core.run import Run, Setup
+from kairosfl.core.run import Run
 from kairosfl.data.own import from_any
-from kairosfl.detectors import parse_detectors
 from kairosfl.engines.memory import spilling
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.checkpoint import Checkpoints
-from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, resolve, text_of
-from kairosfl.runs.edits import harmful, pinned
-from kairosfl.runs.engines import build_engine, method, resolve_engine
-from kairosfl.runs.experiment import begin, divide, execute, reopen, within_memory
+from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, resolve, tables, text_of
+from kairosfl.runs.experiment import begin, execute, reopen
 from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters, save_state
 from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
 from kairosfl.runs.lock import NAME
+from kairosfl.runs.prepare import about_of, divide, prepare, setup_of, within_memory
+from kairosfl.runs.sensible import harmful, pinned
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.digest import hashed
 from kairosfl.tasks.kinds import Loss
@@ -311,7 +310,7 @@ def _run(
             f"out = {str(home.path)!r} exists and is not a run folder; choose another one."
         )
     if folder.summary().get("rounds", 0) >= config.train.rounds:
-        folder.check(config, task)
+        folder.check(about_of(config, task), task)
         return History(folder.rows(), task.model, _result(config, task, folder), home)
     with folder.locked():
         return _train(config, task, home, folder, begun, on_round, progress)
@@ -333,7 +332,7 @@ def _train(
 ) -> History:
     """Begin the run, or continue it, in its locked folder."""
     if begun:
-        write(folder.path / "config.toml", text_of(config))
+        write(folder.path / "config.toml", text_of(tables(config)))
     done = (folder.rounds_done() or 0) if begun else 0
     rows = [row for row in folder.rows() if row["round"] <= done]
     last: list[Tensor] = []
@@ -351,17 +350,15 @@ def _train(
 
     with _shown(config, done, progress) as show, within_memory():
         folder.say = show.say if show else silent
-        config, because = resolve_engine(config, task)
-        engine = build_engine(config, task, because=because)
+        prepared = prepare(config, task)
+        listeners: dict[str, Any] = {"notify": show, "watch": watch}
         if begun:
-            folder.say(method(config, engine))
-            recorded = reopen(config, task, engine, folder, notify=show, watch=watch)
+            folder.say(prepared.method)
+            recorded = reopen(prepared, folder, **listeners)
         else:
-            recorded = begin(
-                config, task, engine, folder, command="kairosfl.simulate", notify=show, watch=watch
-            )
-            folder.say(method(config, engine))
-        execute(recorded, engine)
+            recorded = begin(prepared, folder, command="kairosfl.simulate", **listeners)
+            folder.say(prepared.method)
+        execute(recorded, prepared.engine)
     return History(rows, task.model, last[0] if last else _result(config, task, folder), home)
 
 
@@ -386,15 +383,7 @@ def _continued(config: RunConfig, folder: Folder) -> RunConfig:
 
 def _result(config: RunConfig, task: Task, folder: Folder) -> Tensor:
     """The vector of the newest checkpoint."""
-    setup = Setup(
-        config.algorithm,
-        config.train,
-        len(task.clients),
-        task.layout,
-        parse_detectors(config.run.detector),
-        own=task.own_start(),
-        sizes=task.clients.sizes,
-    )
+    setup = setup_of(config, task)
     blank = Run.start(task.start(), setup, seed=config.seed, allocate=spilling)
     return result(Checkpoints(folder.checkpoints).load(blank)[0], setup)
 

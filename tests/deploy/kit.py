@@ -21,6 +21,7 @@ from kairosfl.deploy.local import LocalFederation
 from kairosfl.engines.loop import Loop
 from kairosfl.runs.experiment import execute, record
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.prepare import prepare
 from kairosfl.tasks.dataset import Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -158,7 +159,8 @@ def reference(folder: Path, run: Path, out: Path) -> Folder:
     out.mkdir()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    execute(record(config, whole, engine := Loop(whole), result), engine)
+    prepared = prepare(config, whole, Loop(whole))
+    execute(record(prepared, result), prepared.engine)
     torch.set_num_threads(threads)
     return result
 

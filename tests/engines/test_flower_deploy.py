@@ -30,7 +30,8 @@ from kairosfl.engines.flower.server import Settings
 from kairosfl.engines.flower.wire import Packing
 from kairosfl.errors import UserError
 from kairosfl.runs.config import resolve
-from kairosfl.runs.experiment import build_task, start
+from kairosfl.runs.experiment import start
+from kairosfl.runs.prepare import build_task
 from kairosfl.tasks.task import Task
 
 pytestmark = pytest.mark.usefixtures("quick")

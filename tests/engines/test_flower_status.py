@@ -21,8 +21,8 @@ from kairosfl.engines.flower import roster
 from kairosfl.engines.flower.board import FILE, Board
 from kairosfl.engines.flower.client import client_app
 from kairosfl.report.watch import LivePage
-from kairosfl.runs.experiment import build_task
 from kairosfl.runs.lock import lock
+from kairosfl.runs.prepare import build_task
 
 pytestmark = pytest.mark.usefixtures("quick")
 

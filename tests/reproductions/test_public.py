@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kairosfl.data import DATASETS
-from kairosfl.runs import experiment
+from kairosfl.runs import prepare
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl_reproductions.catalogue import ITEMS
 from kairosfl_reproductions.details import section
@@ -42,9 +42,9 @@ def _random_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(DATASETS.own, "cifar10", lambda: images(32, 3))
     for name in ("mnist", "fashion_mnist"):
         monkeypatch.setitem(DATASETS.own, name, lambda: images(28, 1))
-    experiment._load.cache_clear()
+    prepare._load.cache_clear()
     yield
-    experiment._load.cache_clear()
+    prepare._load.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from kairosfl.runs.checkpoint import Checkpoints, model
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.prepare import build_task
 from kairosfl.tasks import vector
 
 problems = pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_the_run_folder_scores_both_models_and_gives_the_average_away(tmp_path: 
     )
     averaged = vector.flatten(kairosfl.load(tmp_path / "run"))
     assert not torch.equal(averaged, model(tmp_path / "run")[0])
-    scored = Loop(experiment.build_task(resolve(TABLES))).evaluate(averaged).accuracy
+    scored = Loop(build_task(resolve(TABLES))).evaluate(averaged).accuracy
     assert scored == rows[-1]["accuracy"] == summary["accuracy"]
 
 

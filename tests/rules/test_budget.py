@@ -30,6 +30,7 @@ from kairosfl.rules import Average, Budget, FedCL, parse
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
+from kairosfl.runs.prepare import build_task
 from kairosfl.testing import check_rule
 
 
@@ -182,7 +183,7 @@ def test_the_metrics_count_no_more_bytes_than_the_total(tmp_path: Path, algorith
     spent = sum(row["bytes_down"] + row["bytes_up"] for row in rows)
     assert spent <= 1.2e6
     assert spent >= (0.95 if algorithm == "fedavg" else 0.5) * 1.2e6
-    job = experiment.build_task(config)
+    job = build_task(config)
     setup = Setup(config.algorithm, config.train, 12, job.layout, detectors=(FGN(),))
     blank = Run.start(job.start(), setup, seed=0)
     run, _ = experiment.Checkpoints(tmp_path / "run" / "checkpoint").load(blank)

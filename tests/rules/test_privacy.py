@@ -30,6 +30,7 @@ from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.prepare import prepare
 from kairosfl.testing import check_rule
 
 D = 3
@@ -521,12 +522,9 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
     def stop(row: dict[str, Any], _: torch.Tensor) -> bool:
         return row["round"] < 5
 
-    config = resolve(TABLES)
-    task = experiment.build_task(config)
-    config, _ = experiment.resolve_engine(config, task)
-    engine = experiment.build_engine(config, task)
+    prepared = prepare(resolve(TABLES))
     folder = Folder(tmp_path / "parts")
-    experiment.execute(experiment.begin(config, task, engine, folder, watch=stop), engine)
+    experiment.execute(experiment.begin(prepared, folder, watch=stop), prepared.engine)
     assert experiment.resume(tmp_path / "parts")["rounds"] == whole["rounds"]
     ends = [experiment.model(tmp_path / name)[0] for name in ("whole", "parts")]
     assert torch.equal(*ends)

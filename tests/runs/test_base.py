@@ -12,6 +12,7 @@ from kairosfl.models import MODELS
 from kairosfl.runs import experiment
 from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.files import read_lines
+from kairosfl.runs.prepare import build_task
 from kairosfl.runs.sweep import expand, sweep
 
 
@@ -40,7 +41,7 @@ def config(**changes: object) -> RunConfig:
 def test_a_run_writes_down_its_base_and_sends_what_is_trained(tmp_path):
     experiment.start(config(), tmp_path / "run")
     note = json.loads((tmp_path / "run" / "run.json").read_text())
-    task = experiment.build_task(config())
+    task = build_task(config())
     assert note["base_hash"] == task.base_hash is not None
     assert note["parameters"] == 8 * 10 + 10
     assert note["client_accuracy_on"] == "train"

@@ -19,9 +19,10 @@ from kairosfl.cli import app
 from kairosfl.cli.demo import clear
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
-from kairosfl.runs.experiment import build_task, reopen
+from kairosfl.runs.experiment import reopen
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import lock
+from kairosfl.runs.prepare import build_task, prepare
 
 SMALL = [
     "--set",
@@ -275,7 +276,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     folder = Folder(tmp_path / "run")
     assert not folder.finished()
     task = build_task(folder.config())
-    course = reopen(folder.config(), task, Loop(task), folder)
+    course = reopen(prepare(folder.config(), task, Loop(task)), folder)
     next(course)
     course.close()
     assert not (

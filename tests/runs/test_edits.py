@@ -16,8 +16,8 @@ from kairosfl.cli import app
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import load, resolve
-from kairosfl.runs.edits import HARMLESS, edits, flat, harmful
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.sensible import HARMLESS, edits, flat, harmful
 from kairosfl.runs.sweep import expand, sweep
 
 TABLES = {
@@ -166,8 +166,8 @@ def test_a_run_is_prolonged_unless_something_depends_on_the_number_of_rounds():
 def test_every_harmless_key_exists_and_another_gpu_is_no_edit():
     begun = flat(resolve({"run": {"device": "cuda"}}))
     assert begun.keys() >= HARMLESS
-    assert edits(resolve({"run": {"device": "cuda:1"}}), begun) == []
-    assert [each.key for each in edits(resolve({"run": {"device": "cpu"}}), begun)] == [
+    assert edits(flat(resolve({"run": {"device": "cuda:1"}})), begun) == []
+    assert [each.key for each in edits(flat(resolve({"run": {"device": "cpu"}})), begun)] == [
         "run.device"
     ]
 

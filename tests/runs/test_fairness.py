@@ -19,8 +19,8 @@ from kairosfl.report.tables import cells, results
 from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import resolve
-from kairosfl.runs.fairness import measures_clients
 from kairosfl.runs.files import read_lines
+from kairosfl.runs.prepare import about_of, build_task, prepare
 from kairosfl.tasks.streamed import Streamed
 
 TABLES: dict[str, Any] = {
@@ -66,11 +66,9 @@ def test_it_is_what_a_request_measures(folder, tmp_path):
 
 
 def test_a_resumed_run_records_the_same(folder, tmp_path):
-    config = resolve(TABLES)
-    task = experiment.build_task(config)
-    config, _ = experiment.resolve_engine(config, task)
-    engine = experiment.build_engine(config, task)
-    recorded = experiment.begin(config, task, engine, experiment.Folder(tmp_path / "run"))
+    prepared = prepare(resolve(TABLES))
+    engine = prepared.engine
+    recorded = experiment.begin(prepared, experiment.Folder(tmp_path / "run"))
     briefs = next(recorded)
     for _ in range(7):
         briefs = recorded.send(engine.train(briefs))
@@ -94,25 +92,24 @@ def test_a_resumed_run_records_the_same(folder, tmp_path):
 )
 def test_it_is_measured_where_it_is_cheap_and_private_to_nobody(changes, measured):
     config = resolve(TABLES, changes)
-    assert measures_clients(config, experiment.build_task(config)) is measured
+    assert about_of(config, build_task(config)).measures_last is measured
 
 
 def test_data_that_is_read_for_every_batch_or_elsewhere_is_left_alone():
     config = resolve(TABLES)
-    task = experiment.build_task(config)
+    task = build_task(config)
     streamed = Streamed(
         task.dataset.train.read, len(task.dataset.train), task.dataset.train.targets
     )
-    assert not measures_clients(
-        config, replace(task, dataset=replace(task.dataset, train=streamed))
-    )
-    assert measures_clients(
-        resolve(TABLES, ["run.client_accuracy=true", "train.rounds=1"]), task, last=False
-    )
+    elsewhere = replace(task, dataset=replace(task.dataset, train=streamed))
+    assert not about_of(config, elsewhere).measures_last
+    asked = resolve(TABLES, ["run.client_accuracy=true", "train.rounds=1"])
+    assert about_of(asked, task).measures_clients
     pytest.importorskip("flwr")
     from kairosfl.deploy import Remote
 
-    assert not measures_clients(config, replace(task, clients=Remote.with_clients(8)))
+    remote = replace(task, clients=Remote.with_clients(8))
+    assert not about_of(config, remote).measures_last
 
 
 def test_another_value_is_refused():

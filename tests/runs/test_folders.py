@@ -69,15 +69,15 @@ def test_a_folder_is_locked_before_anything_is_written(tmp_path: Path) -> None:
 def test_a_folder_that_is_filled_while_the_data_is_loaded_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, build = tmp_path / "run", experiment.build_task
+    folder, build = tmp_path / "run", experiment.prepare
 
     def slow(config: Any) -> Any:
-        task = build(config)
+        prepared = build(config)
         folder.mkdir()
         (folder / "config.toml").write_text("seed = 7\n")
-        return task
+        return prepared
 
-    monkeypatch.setattr(experiment, "build_task", slow)
+    monkeypatch.setattr(experiment, "prepare", slow)
     with pytest.raises(UserError, match="is not empty"):
         experiment.start(resolve(TABLES), folder)
     assert (folder / "config.toml").read_text() == "seed = 7\n"

@@ -14,7 +14,8 @@ from kairosfl.cli import app
 from kairosfl.errors import UserError
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
-from kairosfl.runs.unused import unused
+from kairosfl.runs.prepare import build_task
+from kairosfl.runs.sensible import unused
 from kairosfl.tune.budget import Budget
 
 SMALL = ["data.clients=5", "train.cohort=2", "train.rounds=2", "run.engine=loop", "run.device=cpu"]
@@ -106,7 +107,7 @@ def test_a_task_file_that_closes_the_output_is_told_so(
         with pytest.raises(
             UserError, match=r"mine\.py closes sys\.stdout, on which the results are printed"
         ):
-            experiment.build_task(resolve({"task": {"file": str(file)}}))
+            build_task(resolve({"task": {"file": str(file)}}))
 
 
 def test_a_model_larger_than_the_memory_is_one_sentence(tmp_path: Path) -> None:

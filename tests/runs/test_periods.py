@@ -23,11 +23,11 @@ from kairosfl.detectors import FGN
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
-from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.harm import lasting, verdict
 from kairosfl.runs.periods import DEFICITS, Deficit, before_scoring, findings, members, windows
+from kairosfl.runs.prepare import build_task
 from kairosfl.runs.sweep import sweep
 from kairosfl.testing import check_rule
 
@@ -39,7 +39,7 @@ TABLES = {
 
 
 def records(rule: Deficit) -> list[Run]:
-    job = experiment.build_task(resolve(TABLES))
+    job = build_task(resolve(TABLES))
     setup = Setup(
         Algorithm((rule,)),
         Recipe(rounds=6, cohort=5, epochs=4, lr=0.1),

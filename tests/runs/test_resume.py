@@ -24,6 +24,7 @@ from kairosfl.runs.config import load, resolve
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.interrupt import undisturbed
+from kairosfl.runs.prepare import build_task, prepare
 
 TABLES = {
     "algorithm": "scaffold + fedcl + pa3fed + fedavgm",
@@ -126,12 +127,12 @@ def test_an_interrupt_keeps_the_last_round_and_resumes(whole, tmp_path):
             return super().train(briefs)
 
     config = resolve(TABLES | {"run": {"checkpoint_every": 100, "engine": "loop"}})
-    task = experiment.build_task(config)
-    config, _ = experiment.resolve_engine(config, task)
-    engine, folder = Interrupted(task), Folder(tmp_path / "run")
-    folder.create(config, task, "")
+    task = build_task(config)
+    prepared = prepare(config, task, Interrupted(task))
+    folder = Folder(tmp_path / "run")
+    folder.create(prepared.about, task, "")
     with pytest.raises(KeyboardInterrupt):
-        experiment.execute(experiment.record(config, task, engine, folder), engine)
+        experiment.execute(experiment.record(prepared, folder), prepared.engine)
     assert folder.rounds_done() == 7
     experiment.resume(folder.path)
     assert final(folder.path) == final(whole[0])

@@ -157,7 +157,7 @@ def test_runs_that_share_a_batched_engine_otherwise_are_what_they_are_alone_but_
 def test_runs_with_different_detectors_share_an_engine_and_keep_them(tmp_path, monkeypatch):
     built = []
     monkeypatch.setattr(
-        "kairosfl.runs.sweep.build_engine",
+        "kairosfl.runs.prepare.build_engine",
         lambda *a, **k: built.append(a[2]) or build_engine(*a, **k),
     )
     tables = TABLES | {
@@ -305,6 +305,6 @@ def test_an_engine_without_memory_ends_its_runs_in_one_sentence(tmp_path, monkey
             UserError, match=r"2 of 2 runs failed; the first, seed0: The GPU ran out of memory"
         ):
             sweep(members, tmp_path / "a")
-    monkeypatch.setattr("kairosfl.runs.sweep.build_engine", none)
+    monkeypatch.setattr("kairosfl.runs.prepare.build_engine", none)
     with pytest.raises(UserError, match="The GPU ran out of memory"):
         sweep(members, tmp_path / "b")

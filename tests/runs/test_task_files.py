@@ -14,8 +14,9 @@ from kairosfl.cli import app
 from kairosfl.engines.batched import Batched
 from kairosfl.errors import UserError
 from kairosfl.runs.config import dump, load, read, resolve, tables
-from kairosfl.runs.experiment import build_task, resume, start
+from kairosfl.runs.experiment import resume, start
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.prepare import Shared, about_of, build_task
 from kairosfl.runs.sweep import expand, sweep
 from kairosfl.tasks.function import for_client
 
@@ -164,7 +165,8 @@ def test_a_changed_file_is_refused_like_changed_data(file, tmp_path):
 
 
 def test_weights_follow_the_seed_and_data_are_shared(file):
-    one, same, other = (build_task(config(file, seed=seed)) for seed in (0, 0, 1))
+    shared = Shared()  # of one sweep
+    one, same, other = (build_task(config(file, seed=seed), shared=shared) for seed in (0, 0, 1))
     assert torch.equal(one.start(), same.start())
     assert not torch.equal(one.start(), other.start())
     assert one.dataset.train is other.dataset.train
@@ -227,7 +229,7 @@ def test_the_folder_says_how_the_samples_came_to_the_clients(file, tmp_path, fun
     made = build_task(
         config(file, task={"file": str(file), "function": function}, seed=3, data=given)
     )
-    Folder(tmp_path / "run").describe(config(file), made, "")
+    Folder(tmp_path / "run").describe(about_of(config(file), made), made, "")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["partition"] == dealt
 
 

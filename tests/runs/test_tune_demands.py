@@ -288,11 +288,12 @@ def test_a_last_round_whose_clients_all_failed_is_divergence(tmp_path):
 )
 def test_a_price_is_what_the_algorithm_sends(tmp_path, algorithm):
     from kairosfl.runs import experiment
+    from kairosfl.runs.prepare import build_task
 
     config = resolve(
         updated(SHORT, {"algorithm": algorithm, "run.engine": "loop", "train.rounds": 6})
     )
-    task = experiment.build_task(config)
+    task = build_task(config)
     summary = experiment.start(config, tmp_path / "r")
     used = summary["bytes_up"] + summary["bytes_down"]
     most = price(config, task).most

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kairosfl.cli import app
 from kairosfl.presets import names, path
 from kairosfl.runs.config import read, resolve
-from kairosfl.runs.unused import NEEDS, unused
+from kairosfl.runs.sensible import NEEDS, unused
 
 WITHOUT_EFFECT = {
     "train.gamma=0.5": "train.gamma = 0.5 has no effect with train.schedule = 'constant'.",

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 import kairosfl
 from kairosfl.errors import UserError
 from kairosfl.runs.config import resolve
-from kairosfl.runs.experiment import build_task
+from kairosfl.runs.prepare import build_task
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task

@@ -13,7 +13,8 @@ from PIL import Image
 from kairosfl.data import load
 from kairosfl.errors import UserError
 from kairosfl.runs.config import dump, read, resolve, tables
-from kairosfl.runs.experiment import build_task, start
+from kairosfl.runs.experiment import start
+from kairosfl.runs.prepare import build_task
 from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import own_tests
 

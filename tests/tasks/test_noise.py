@@ -6,7 +6,7 @@ import torch
 
 from kairosfl.errors import UserError
 from kairosfl.runs.config import resolve
-from kairosfl.runs.experiment import build_data
+from kairosfl.runs.prepare import Shared, build_data
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.noise import noisy
 from kairosfl.tasks.partitions import client_dirichlet, iid
@@ -51,7 +51,8 @@ def test_where_noise_makes_no_sense_it_is_refused():
 
 def test_runs_of_a_sweep_share_the_noisy_data():
     tables = {"data": {"name": "digits", "clients": 10, "noise": 0.5, "partition_seed": 0}}
-    first, second = (build_data(resolve(tables | {"seed": seed}))[0] for seed in (0, 1))
+    shared = Shared()
+    first, second = (build_data(resolve(tables | {"seed": seed}), shared)[0] for seed in (0, 1))
     assert first.train is second.train
     clear = build_data(resolve({"data": {"name": "digits", "clients": 10}}))[0]
     assert not torch.equal(first.train.inputs, clear.train.inputs)

@@ -17,8 +17,8 @@ from kairosfl.errors import UserError
 from kairosfl.progress import duration
 from kairosfl.runs import experiment
 from kairosfl.runs.config import RunConfig
-from kairosfl.runs.engines import build_engine, resolve_engine
 from kairosfl.runs.folder import Folder
+from kairosfl.runs.prepare import prepare, within_memory
 from kairosfl.runs.sweep import Member, sweep
 from kairosfl.wording import counted
 from kairosfl_reproductions.item import Item, members
@@ -71,7 +71,7 @@ def reproduce(
         progress.plan({run.name: run.config.train.rounds for run in runs})
     if left:
         state("timing a round")
-        with experiment.within_memory():
+        with within_memory():
             seconds = estimate(runs, out)
         say(
             f"About {duration(seconds)}, estimated from the time of one round; less where runs share a GPU."
@@ -136,12 +136,11 @@ def seconds_per_round(config: RunConfig) -> float:
     On a GPU the first round also compiles kernels and measures methods.
     """
     config = replace(config, train=replace(config.train, rounds=3))
-    task = experiment.build_task(config)
-    config, _ = resolve_engine(config, task)
-    engine, device = build_engine(config, task), torch.device(config.run.device)
+    prepared = prepare(config)
+    engine, device = prepared.engine, torch.device(prepared.about.run.device)
     took = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        rounds = experiment.record(config, task, engine, Folder(Path(folder)))
+        rounds = experiment.record(prepared, Folder(Path(folder)))
         briefs = next(rounds)
         for _ in range(2):
             began = time.perf_counter()

@@ -58,18 +58,17 @@ def bench(
 
         from kairosfl.bench import bench as measure
         from kairosfl.engines.precision import Precision
-        from kairosfl.runs.engines import resolve_engine
-        from kairosfl.runs.experiment import build_task
+        from kairosfl.runs.prepare import build_task, ready
 
         task = build_task(config)
-        config, _ = resolve_engine(config, task)
-        torch.set_num_threads(config.run.threads)
-        where = torch.device(config.run.device)
+        run = ready(config, task).about.run
+        torch.set_num_threads(run.threads)
+        where = torch.device(run.device)
         for name in precision:
             Precision.of(name, where)
         size = f"{task.layout.size:,} parameters"
         if not (quiet or as_json):
-            typer.echo(f"{file}: {size}, on {config.run.device}", err=True)
+            typer.echo(f"{file}: {size}, on {run.device}", err=True)
         result = measure(
             task,
             config.train,

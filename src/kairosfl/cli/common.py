@@ -167,8 +167,8 @@ def command() -> str:
 
 def run_sweep(tables: dict[str, Any], folder: Path, quiet: bool) -> dict[str, dict[str, Any]]:
     from kairosfl.progress import SweepProgress
+    from kairosfl.runs.sensible import unused
     from kairosfl.runs.sweep import expand, sweep
-    from kairosfl.runs.unused import unused
 
     members = expand(tables)
     if not quiet:

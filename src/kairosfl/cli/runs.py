@@ -102,7 +102,7 @@ def run(
         from kairosfl.progress import RunProgress
         from kairosfl.runs.experiment import start
         from kairosfl.runs.lock import forget
-        from kairosfl.runs.unused import unused
+        from kairosfl.runs.sensible import unused
 
         if not (quiet or as_json):
             warn(unused([config]))

@@ -339,7 +339,7 @@ def show(
 
         section = {"name": name, "partition": partition, "clients": clients, "alpha": alpha}
         config = resolve({"seed": seed, "data": section, "train": {"cohort": 1}}, changes)
-        from kairosfl.runs.experiment import build_data
+        from kairosfl.runs.prepare import build_data
         from kairosfl.tasks.heterogeneity import describe
         from kairosfl.tasks.picture import draw_partition
 

@@ -17,10 +17,11 @@ from kairosfl.deploy.templates import rehearsal_files, write_all
 from kairosfl.engines.flower.roster import save
 from kairosfl.errors import UserError
 from kairosfl.runs.config import RunConfig, change, dump, read, tables
-from kairosfl.runs.experiment import Notify, build_data
+from kairosfl.runs.experiment import Notify
 from kairosfl.runs.files import read_lines, write
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import updated
+from kairosfl.runs.prepare import build_data
 
 # seconds without a round, beyond deadline and wait, after which the processes are restarted
 STALLED = 120.0

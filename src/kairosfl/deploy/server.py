@@ -14,18 +14,19 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from kairosfl.core.rule import Algorithm
+from kairosfl.core.run import Setup
 from kairosfl.deploy.settings import load
 from kairosfl.engines.flower.server import Flower, Settings
 from kairosfl.engines.flower.trouble import insist
 from kairosfl.errors import UserError
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, text_of
-from kairosfl.runs.edits import edits, flat
-from kairosfl.runs.engines import resolve_engine
 from kairosfl.runs.experiment import execute, given, record
 from kairosfl.runs.files import write
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import lock
+from kairosfl.runs.prepare import prepare
+from kairosfl.runs.sensible import edits, flat
 from kairosfl.tasks.function import MakeTask, for_client
 from kairosfl.tasks.population import Population
 
@@ -89,19 +90,25 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
     task = engine.task
     here = replace(config.run, device="cpu", engine="loop", precision="float32")
-    config, _ = resolve_engine(replace(config, run=here), task)
-    torch.set_num_threads(config.run.threads)
+    prepared = prepare(replace(config, run=here), task, engine)
+    about = prepared.about
+    torch.set_num_threads(about.run.threads)
     if not begun:
-        write(out / "config.toml", text_of(config))
-        folder.describe(config, task, " ".join(sys.argv), engine="flower", **origin)
+        write(out / "config.toml", text_of(about.settings))
+        folder.describe(about, task, " ".join(sys.argv), engine="flower", **origin)
     else:
-        folder.check(config, task)
-    cohort = settings.asked(config.train.cohort, len(task.clients))
-    algorithm = Algorithm(
-        tuple(rule.widened(cohort / config.train.cohort) for rule in config.algorithm.rules)
-    )
-    config = replace(config, algorithm=algorithm, train=replace(config.train, cohort=cohort))
-    return execute(record(config, task, engine, folder, resume=begun), engine)
+        folder.check(about, task)
+    setup = _widened(prepared.setup, settings)
+    return execute(record(replace(prepared, setup=setup), folder, resume=begun), engine)
+
+
+def _widened(setup: Setup, settings: Settings) -> Setup:
+    """The setup with the larger cohort that is asked, of which some may not answer in time."""
+    recipe = setup.recipe
+    cohort = settings.asked(recipe.cohort, setup.clients)
+    rules = [rule.widened(cohort / recipe.cohort) for rule in setup.algorithm.rules]
+    algorithm = Algorithm(tuple(rules))
+    return replace(setup, algorithm=algorithm, recipe=replace(recipe, cohort=cohort))
 
 
 def check_private(config: RunConfig, settings: Settings) -> None:
@@ -123,7 +130,9 @@ def _check_same(asked: RunConfig, begun: RunConfig, run: Path, folder: Folder) -
     """
     ours = {"algorithm", "seed", "train", "run.detector"}
     wanted = [
-        edit for edit in edits(asked, flat(begun)) if {edit.key, edit.key.partition(".")[0]} & ours
+        edit
+        for edit in edits(flat(asked), flat(begun))
+        if {edit.key, edit.key.partition(".")[0]} & ours
     ]
     if wanted:
         raise UserError(

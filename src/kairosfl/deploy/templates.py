@@ -153,7 +153,7 @@ from pathlib import Path
 
 from kairosfl import Task
 from kairosfl.runs.config import load
-from kairosfl.runs.experiment import build_task
+from kairosfl.runs.prepare import build_task
 
 
 def task(client: int | None) -> Task:

@@ -473,9 +473,10 @@ def tables(config: RunConfig) -> dict[str, Any]:
     return out
 
 
-def text_of(config: RunConfig) -> str:
-    """The configuration as TOML that reads back as it is, which a run needs to be resumed."""
-    nested = tables(config)
+def text_of(nested: Mapping[str, Any]) -> str:
+    """The tables of a configuration as TOML that reads back as it is, which a run needs to be
+    resumed.
+    """
     text = dump(nested)
     for key, value in nested.items():
         try:

@@ -11,110 +11,118 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
+from kairosfl.core.recipe import Recipe
 from kairosfl.engines.evaluate import Evaluator, Scores
 from kairosfl.engines.loop import Loop
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
-from kairosfl.runs import fits
-from kairosfl.runs.config import RunConfig
+from kairosfl.runs.config import Execution
 from kairosfl.tasks.task import Task
 
 if TYPE_CHECKING:
     from kairosfl.engines.batched import Batched
 
 DEVICES = ("cpu", "cuda")
-SMALL = (
-    1 << 22
-)  # parameters times samples in a batch below which a second thread costs more than it gains
+# Parameters times samples in a batch below which a second thread costs more than it gains.
+SMALL = 1 << 22
 
 
-def resolve_engine(config: RunConfig, task: Task) -> tuple[RunConfig, str]:
-    """The configuration with `auto` replaced by what suits task and machine, and the reason if the
-    engine was `auto`.
+def resolve_engine(run: Execution, recipe: Recipe, task: Task) -> tuple[Execution, str]:
+    """[run] with `auto` replaced by what suits task and machine, and the reason if the engine was
+    `auto`.
 
-    Refuses what does not fit together. The engine depends only on the configuration and the kind of
-    device, so that a run started twice uses the same one.
+    The engine depends only on the configuration and the kind of device, so that a run started twice
+    uses the same one.
+
+    Args:
+        run: How the run is to be carried out.
+        recipe: How clients train.
+        task: Data, clients and model.
     """
-    fits.check(config, task)
-    device = config.run.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-        there = torch.device(device).type in DEVICES
-    except (RuntimeError, AssertionError, ImportError):
-        there = False
-    if not there:
-        raise UserError(f"run.device = {device!r} is not on this machine; use 'cpu' or 'auto'.")
-    small = task.layout.size * config.train.batch_size < SMALL
-    threads = config.run.threads or (1 if small else os.cpu_count() or 1)
-    engine, precision, because = config.run.engine, config.run.precision, ""
+    device = _device(run.device)
+    engine, because = run.engine, ""
     if engine == "auto":
         from kairosfl.engines.auto import pick
 
-        engine, because = pick(task, config.train, torch.device(device))
+        engine, because = pick(task, recipe, torch.device(device))
+
+    precision = run.precision
     if precision == "auto":
-        precision = "tf32" if device.startswith("cuda") and engine == "batched" else "float32"
-    resolved = replace(
-        config.run, device=device, engine=engine, precision=precision, threads=threads
-    )
-    return replace(config, run=resolved), because
+        on_gpu = device.startswith("cuda") and engine == "batched"
+        precision = "tf32" if on_gpu else "float32"
+
+    threads = run.threads
+    if not threads:
+        is_small = task.layout.size * recipe.batch_size < SMALL
+        threads = 1 if is_small else (os.cpu_count() or 1)
+
+    choices = {"device": device, "engine": engine, "precision": precision, "threads": threads}
+    return replace(run, **choices), because  # type: ignore[arg-type]
 
 
-def largest(config: RunConfig, task: Task) -> int:
-    """The largest cohort that a run may have."""
-    return config.algorithm.largest_cohort(config.train.cohort, len(task.clients))
+def _device(name: str) -> str:
+    """The device of this name, which must be on this machine."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+        is_here = torch.device(name).type in DEVICES
+    except (RuntimeError, AssertionError, ImportError):
+        is_here = False
+    if not is_here:
+        raise UserError(f"run.device = {name!r} is not on this machine; use 'cpu' or 'auto'.")
+    return name
 
 
-def build_engine(
-    config: RunConfig, task: Task, cohorts: Sequence[int] = (), because: str = ""
-) -> Engine:
-    """The engine that a resolved configuration names; sets torch's number of threads.
+def build_engine(run: Execution, task: Task, cohorts: Sequence[int], because: str = "") -> Engine:
+    """The engine that a resolved [run] names; sets torch's number of threads.
 
-    `cohorts` are the largest cohorts of the runs that use it, by default of this run; `because` is
-    why it was chosen.
+    Args:
+        run: How the run is carried out, with every choice made.
+        task: Data, clients and model.
+        cohorts: The largest cohorts of the runs that use it.
+        because: Why it was chosen.
     """
-    torch.set_num_threads(config.run.threads)
-    engine = _engine(config, task, cohorts)
+    torch.set_num_threads(run.threads)
+    engine = _engine(run, task, cohorts)
     if because:
-        engine.why = (
-            f"{engine.why}; chosen because {because}" if engine.why else f"chosen because {because}"
-        )
+        reasons = [engine.why, f"chosen because {because}"]
+        engine.why = "; ".join(reason for reason in reasons if reason)
     return engine
 
 
-def _engine(config: RunConfig, task: Task, cohorts: Sequence[int]) -> Engine:
-    if config.run.engine == "batched":
+def _engine(run: Execution, task: Task, cohorts: Sequence[int]) -> Engine:
+    if run.engine == "batched":
         from kairosfl.engines.batched import Batched
 
         return Batched(
             task,
-            config.run.device,
-            precision=config.run.precision,
-            slots=config.run.slots or None,
-            deterministic=config.run.deterministic,
-            cohorts=cohorts or (largest(config, task),),
+            run.device,
+            precision=run.precision,
+            slots=run.slots or None,
+            deterministic=run.deterministic,
+            cohorts=cohorts,
         )
-    if config.run.engine == "ray":
+    if run.engine == "ray":
         from kairosfl.engines.ray import Ray
 
         return Ray(
             task,
-            actors=config.run.actors,
-            address=config.run.ray_address or None,
-            device=config.run.device,
-            gpus=1.0 if config.run.device.startswith("cuda") else 0.0,
-            threads=config.run.threads,
+            actors=run.actors,
+            address=run.ray_address or None,
+            device=run.device,
+            gpus=1.0 if run.device.startswith("cuda") else 0.0,
+            threads=run.threads,
         )
-    return Loop(task, config.run.device, precision=config.run.precision)
+    return Loop(task, run.device, precision=run.precision)
 
 
-def method(config: RunConfig, engine: Engine) -> str:
-    """How a resolved configuration is run, in one line."""
-    run = config.run
-    return f"engine {run.engine} on {run.device}, {run.precision}" + (
-        f": {engine.why}" if engine.why else ""
-    )
+def method(run: Execution, engine: Engine) -> str:
+    """How a run is carried out, in one line."""
+    line = f"engine {run.engine} on {run.device}, {run.precision}"
+    if engine.why:
+        line += f": {engine.why}"
+    return line
 
 
 class SharedEngine(Evaluator):

@@ -15,14 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kairosfl.core.round import result
-from kairosfl.core.run import Run, Setup
-from kairosfl.detectors import parse_detectors
+from kairosfl.core.run import Run
 from kairosfl.errors import UserError, first_line
 from kairosfl.runs.checkpoint import newest
 from kairosfl.runs.config import GIVEN, RunConfig
-from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_json, write
 from kairosfl.runs.folder import Folder, facts
+from kairosfl.runs.prepare import build_task, setup_without_data
 from kairosfl.tasks import vector
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.task import Task
@@ -198,13 +197,7 @@ def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
             "give the model that was trained."
         )
     clients = about.get("clients") or config.data.clients
-    setup = Setup(
-        config.algorithm,
-        config.train,
-        clients,
-        vector.layout_of(model),
-        parse_detectors(config.run.detector),
-    )
+    setup = setup_without_data(config, vector.layout_of(model), clients)
     run, skipped = newest(path / "checkpoint", Run.start(x, setup, seed=config.seed))
     for line in skipped:
         warnings.warn(f"{path}: {line}", stacklevel=3)

@@ -18,13 +18,21 @@ import torch
 from kairosfl.errors import UserError
 from kairosfl.runs import metrics
 from kairosfl.runs.checkpoint import rounds_done
-from kairosfl.runs.config import RunConfig, load, tables, text_of
-from kairosfl.runs.edits import edits, harmful, pinned
-from kairosfl.runs.fairness import measures_clients
-from kairosfl.runs.files import cut_lines, read_json, read_lines, recorded, write, write_json
+from kairosfl.runs.config import RunConfig, load, text_of
+from kairosfl.runs.files import (
+    append_json,
+    cut_lines,
+    read_json,
+    read_lines,
+    recorded,
+    write,
+    write_json,
+)
 from kairosfl.runs.keys import flatten
 from kairosfl.runs.lock import NAME, Lock, forget, lock, within_study
+from kairosfl.runs.prepare import About
 from kairosfl.runs.score import Score, scores
+from kairosfl.runs.sensible import dotted, edits, harmful, pinned
 from kairosfl.runs.trackers import library
 from kairosfl.tasks.metrics import facts as facts_of
 from kairosfl.tasks.task import Task
@@ -109,20 +117,29 @@ class Folder:
                 f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
             )
 
-    def create(self, config: RunConfig, task: Task, command: str, **more: Any) -> None:
+    def create(self, about: About, task: Task, command: str, **more: Any) -> None:
         """Create the folder and record what is about to run."""
-        for name in config.run.track:
+        for name in about.run.track:
             library(name)
         self.check_free()
-        write(self.path / "config.toml", text_of(config))
-        self.describe(config, task, command, **more)
+        write(self.path / "config.toml", text_of(about.settings))
+        self.describe(about, task, command, **more)
 
-    def describe(self, config: RunConfig, task: Task, command: str, **more: Any) -> None:
+    def describe(self, about: About, task: Task, command: str, **more: Any) -> None:
         """Record the run's configuration and environment; `more` is added to it, or replaces
         entries.
         """
-        write_json(self.path / "run.json", describe(config, task, command) | more)
+        write_json(self.path / "run.json", describe(about, task, command) | more)
         write_json(self.path / "partition.json", metrics.partition_note(task))
+
+    def append(self, row: dict[str, Any], clients: dict[str, Any], *, first: bool) -> None:
+        """Record a round: its metrics, and what its clients reported; `first` of this process."""
+        self.check_lock()
+        if not first:
+            self.check_records("clients.jsonl")
+            self.check_records("metrics.jsonl")
+        append_json(self.path / "clients.jsonl", clients)
+        append_json(self.path / "metrics.jsonl", row)
 
     def finished(self) -> bool:
         """Whether the run has finished and was not given more rounds since."""
@@ -249,13 +266,13 @@ class Folder:
             )
         self.check_version()
 
-    def check_rounds(self, config: RunConfig) -> None:
+    def check_rounds(self, rounds: int) -> None:
         """Refuse fewer rounds than are done."""
         done = self.rounds_done() or 0
-        if done > config.train.rounds:
+        if done > rounds:
             raise UserError(
-                f"{self.path / 'config.toml'} has train.rounds = {config.train.rounds}, but {done} rounds are done; "
-                f"set {done} or more."
+                f"{self.path / 'config.toml'} has train.rounds = {rounds}, but {done} rounds are "
+                f"done; set {done} or more."
             )
 
     def check_places(self) -> None:
@@ -274,35 +291,39 @@ class Folder:
                     f"{self.path / name} is a directory, where a file is needed; move it away."
                 )
 
-    def check(self, config: RunConfig, task: Task) -> None:
+    def check(self, about: About, task: Task) -> None:
         """Before a run resumes: log what was edited, and refuse data or a model other than it began
         with.
         """
-        about, origin, now = read_json(self.path / "run.json"), self.origin(), facts(task)
+        recorded_facts = read_json(self.path / "run.json")
+        origin = self.origin()
         self.check_version()
-        for name, value in now.items():
-            if name in about and about[name] != value:
-                if name == "data_hashes":
-                    raise UserError(
-                        f"{self.path} cannot be resumed: {_changed(about[name], value)}"
-                    )
-                raise UserError(
-                    f"{self.path} cannot be resumed: its {name.replace('_', ' ')} was {about[name]!r} and is {value!r} "
-                    "now; restore the data and the model it began with."
-                )
-        for name, value in versions(config).items():
-            if about.get(name, value) != value:
-                self.log(f"{name} was {about[name]} and is {value} now: the last digits may differ")
-        for edit in edits(config, origin) if origin else ():
-            self.warn(f"continues with {edit}")
-        if not origin:
-            self.warn(
-                f"{self.path / 'run.json'} does not record what the run began with: config.toml is used as it is"
+
+        # --- data and model ---
+        for name, value in facts(task).items():
+            if name not in recorded_facts or recorded_facts[name] == value:
+                continue
+            before = recorded_facts[name]
+            if name == "data_hashes":
+                raise UserError(f"{self.path} cannot be resumed: {_changed(before, value)}")
+            raise UserError(
+                f"{self.path} cannot be resumed: its {name.replace('_', ' ')} was {before!r} and is "
+                f"{value!r} now; restore the data and the model it began with."
             )
-            write_json(
-                self.path / "run.json",
-                describe(config, task, "") | about | {"config": tables(config)},
-            )
+
+        # --- environment and settings ---
+        for name, version in versions(about.run.device).items():
+            before = recorded_facts.get(name, version)
+            if before != version:
+                self.log(f"{name} was {before} and is {version} now: the last digits may differ")
+        if origin:
+            for edit in edits(dotted(about.settings), origin):
+                self.warn(f"continues with {edit}")
+            return
+        file = self.path / "run.json"
+        self.warn(f"{file} does not record what the run began with: config.toml is used as it is")
+        settings = {"config": about.settings}
+        write_json(file, describe(about, task, "") | recorded_facts | settings)
 
     def choices(self) -> dict[str, tuple[str, int]]:
         """What the engine chose by measuring, and in which round; damaged entries are measured
@@ -355,36 +376,37 @@ def facts(task: Task) -> dict[str, Any]:
     }
 
 
-def versions(config: RunConfig) -> dict[str, str]:
+def versions(device: str) -> dict[str, str]:
     """The environment of a run, on which its last digits depend."""
+    machine = platform.machine()
+    if device.startswith("cuda"):
+        machine = torch.cuda.get_device_name()
     return {
         "version": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "device": torch.cuda.get_device_name()
-        if config.run.device.startswith("cuda")
-        else platform.machine(),
+        "device": machine,
     }
 
 
-def describe(config: RunConfig, task: Task, command: str) -> dict[str, Any]:
+def describe(about: About, task: Task, command: str) -> dict[str, Any]:
     """What a reader needs in order to trust and repeat the numbers."""
     return {
-        **versions(config),
+        **versions(about.run.device),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "engine": config.run.engine,
-        "precision": config.run.precision,
+        "engine": about.run.engine,
+        "precision": about.run.precision,
         "git": _git(),
-        "seed": config.seed,
-        "algorithm": str(config.algorithm),
-        "rules": list(map(repr, config.algorithm.rules)),  # including options at their defaults
+        "seed": about.seed,
+        "algorithm": str(about.algorithm),
+        "rules": list(map(repr, about.algorithm.rules)),  # including options at their defaults
         **facts(task),
-        "client_accuracy_on": task.client_accuracy_on if measures_clients(config, task) else None,
+        "client_accuracy_on": task.client_accuracy_on if about.measures_last else None,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command,
-        "config": tables(config),
+        "config": about.settings,
     }
 
 

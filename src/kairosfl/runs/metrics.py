@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from kairosfl.core.fields import AFTER, BEFORE, Reports
+from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
 from kairosfl.core.measures import cosine_matrix
-from kairosfl.core.run import Run
+from kairosfl.core.run import Record, Run
 from kairosfl.engines.evaluate import Scores
 from kairosfl.runs.history import final_tenth
 from kairosfl.tasks.metrics import TAKEN, Metric
 from kairosfl.tasks.task import Task
 
 PICTURED_CLIENTS = 2000
+PICTURED_CLASSES = 1000
+COUNTED_CLIENTS = 100_000
 CONFUSED_CLASSES = 20  # at most, or the matrix would be the larger part of the file
 FLICKER = "flicker"  # what `judged` calls answers that make no period
 QUANTILES = 21  # of the clients' main metric
 
 
-def row(
-    run: Run,
-    task: Task,
-    scores: Scores | None,
-    own: np.ndarray | None,
-    seconds: float,
-    plain: Scores | None = None,
-) -> dict[str, Any]:
-    """One line of metrics.jsonl; `plain` are the scores of the model itself, where the result is
-    another vector.
+@dataclass(frozen=True)
+class Measured:
+    """What was evaluated after a round; all None: nothing.
+
+    Args:
+        scores: The outcome's, on the test set.
+        by_client: Its main metric on every client's own data.
+        plain: The scores of the model itself, where the outcome is another vector.
     """
+
+    scores: Scores | None = None
+    by_client: np.ndarray | None = None
+    plain: Scores | None = None
+
+
+def row(run: Run, task: Task, measured: Measured, sent: Briefs, seconds: float) -> dict[str, Any]:
+    """One line of metrics.jsonl; `sent` are the briefs of the round."""
     record, signals = run.record, run.signals
     assert record is not None
-    reports = record.reports
-    main, metric = task.main
-    return {
+    main, _ = task.main
+    line: dict[str, Any] = {
         "round": run.round,
         "metric": main,
-        "evaluated": scores is not None,  # if it was, null is a number that was not finite
-        **(scores.metrics if scores else dict.fromkeys(task.measures)),
-        "loss": scores.loss if scores else None,
-        "train_loss": float(record.weights @ reports.loss) if reports else None,
+        "evaluated": measured.scores is not None,  # then null is a number that was not finite
+        **_evaluated(task, measured.scores),
+        "train_loss": None,
         "cohort": record.asked,
         "reported": len(record.ids),
         "rejected": len(record.rejected),
@@ -52,32 +60,61 @@ def row(
         "elud": signals.elud,
         "coherence": signals.coherence,
         "consensus": record.consensus,
-        "epochs": float(reports.epochs.mean()) if reports else 0.0,
-        "epochs_total": float(reports.epochs.sum()) if reports else 0.0,
-        "steps": int(reports.steps.sum()) if reports else 0,
+        "epochs": 0.0,
+        "epochs_total": 0.0,
+        "steps": 0,
+        "samples": 0,
         "bytes_down": record.bytes_down,
         "bytes_up": record.bytes_up,
         "lr": record.lr,
-        "fisher_seconds": _all(reports, "fisher_seconds", sum),
-        "fisher_bytes": _all(reports, "fisher_bytes", max) or None,
-        f"client_{main}_mean": float(np.nanmean(own)) if own is not None else None,
-        f"client_{main}_worst": worst_tenth(own, higher=is_higher(metric))
-        if own is not None
-        else None,
-        "seconds": seconds,
-        **({f"plain_{main}": plain.main} if plain else {}),
+        "fisher_seconds": None,
+        "fisher_bytes": None,
     }
+    if record.reports:
+        line |= _trained(record, record.reports, sent)
+    line |= _by_client(task, measured.by_client)
+    line["seconds"] = seconds
+    if measured.plain:
+        line[f"plain_{main}"] = measured.plain.main
+    return line
+
+
+def _evaluated(task: Task, scores: Scores | None) -> dict[str, Any]:
+    """The metrics on the test set; None: the round was not evaluated."""
+    if scores is None:
+        return dict.fromkeys((*task.measures, "loss"))
+    return {**scores.metrics, "loss": scores.loss}
+
+
+def _trained(record: Record, reports: Reports, sent: Briefs) -> dict[str, Any]:
+    """What the clients did whose reports count."""
+    line: dict[str, Any] = {
+        "train_loss": float(record.weights @ reports.loss),
+        "epochs": float(reports.epochs.mean()),
+        "epochs_total": float(reports.epochs.sum()),
+        "steps": int(reports.steps.sum()),
+        "samples": reports.samples(sent),
+    }
+    if reports.fisher_seconds is not None:
+        line["fisher_seconds"] = sum(reports.fisher_seconds.tolist())
+    if reports.fisher_bytes is not None:
+        line["fisher_bytes"] = max(reports.fisher_bytes.tolist()) or None
+    return line
+
+
+def _by_client(task: Task, values: np.ndarray | None) -> dict[str, float | None]:
+    """The main metric on the clients' own data: the mean, and that of the worst tenth."""
+    main, metric = task.main
+    mean, worst = f"client_{main}_mean", f"client_{main}_worst"
+    if values is None:
+        return {mean: None, worst: None}
+    higher = is_higher(metric)
+    return {mean: float(np.nanmean(values)), worst: worst_tenth(values, higher=higher)}
 
 
 def from_elsewhere(run: Run) -> dict[str, float]:
     """The values of detectors that are not part of Kairos, by their full names."""
     return {name: value for name, value in run.signals.values.items() if name not in TAKEN}
-
-
-def _all(reports: Reports | None, name: str, together: Callable[[list[Any]], Any]) -> Any:
-    """A measurement summed up over all reporters; None: not measured."""
-    value = getattr(reports, name, None)
-    return None if value is None else together(value.tolist())
 
 
 def is_higher(metric: Metric | None) -> bool:
@@ -87,111 +124,134 @@ def is_higher(metric: Metric | None) -> bool:
 
 def worst_tenth(values: np.ndarray, *, higher: bool = True) -> float:
     """The mean over the tenth of the clients with the worst values."""
-    known = np.sort(values[~np.isnan(values)])
-    known = known if higher else known[::-1]
-    return float(known[: max(1, len(known) // 10)].mean())
+    worst_first = np.sort(values[~np.isnan(values)])
+    if not higher:
+        worst_first = worst_first[::-1]
+    return float(worst_first[: max(1, len(worst_first) // 10)].mean())
 
 
-def clients_row(
-    run: Run,
-    task: Task,
-    own: np.ndarray | None,
-    scores: Scores | None = None,
-    *,
-    cosines: bool = False,
-) -> dict[str, Any]:
-    """One line of clients.jsonl; `own` is the main metric of every client, if requested."""
+def clients_row(run: Run, task: Task, measured: Measured, *, cosines: bool) -> dict[str, Any]:
+    """One line of clients.jsonl."""
     record = run.record
     assert record is not None
-    reports = record.reports
     line: dict[str, Any] = {
         "round": run.round,
         "ids": record.ids.tolist(),
         "rejected": list(record.rejected),
     }
-    if own is not None:
-        quantiles = np.nanquantile(own, np.linspace(0, 1, QUANTILES)).tolist()
-        line[f"{task.main[0]}_quantiles"] = [float(f"{value:.4g}") for value in quantiles]
-    if scores and scores.confusion:
-        line |= _by_class(scores.confusion)
+    if measured.by_client is not None:
+        quantiles = np.nanquantile(measured.by_client, np.linspace(0, 1, QUANTILES)).tolist()
+        line[f"{task.main[0]}_quantiles"] = [_short(quantile) for quantile in quantiles]
+    if measured.scores and measured.scores.confusion:
+        line |= _by_class(measured.scores.confusion)
+    reports = record.reports
     if reports is None:
         return line
     if cosines:
-        line["cosines"] = np.round(cosine_matrix(reports.delta).double().cpu().numpy(), 4).tolist()
-    score = next(
-        (found for name in AFTER + BEFORE if (found := getattr(reports, name)) is not None), None
-    )
+        angles = cosine_matrix(reports.delta).double().cpu().numpy()
+        line["cosines"] = np.round(angles, 4).tolist()
     return line | {
         "n": reports.n.tolist(),
         "weights": record.weights.tolist(),
         "epochs": reports.epochs.tolist(),
         "steps": reports.steps.tolist(),
         "loss": reports.loss.tolist(),
-        "similarity": None if reports.similarity is None else reports.similarity.tolist(),
-        "score": None if score is None else score.tolist(),
+        "similarity": _numbers(reports.similarity),
+        "score": _score(reports),
         "lambda": _lambda(run),
     }
+
+
+def _numbers(column: Tensor | None) -> list[float] | None:
+    """A column of the reports; None: it was not asked for."""
+    if column is None:
+        return None
+    numbers: list[float] = column.tolist()
+    return numbers
+
+
+def _score(reports: Reports) -> list[float] | None:
+    """What clients measured on all of their data: the first of those that were asked for."""
+    for name in AFTER + BEFORE:
+        numbers = _numbers(getattr(reports, name))
+        if numbers is not None:
+            return numbers
+    return None
+
+
+def _short(value: float) -> float:
+    """A number with four digits, as a file needs it."""
+    return float(f"{value:.4g}")
 
 
 def _by_class(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The accuracy of every class, None for one without samples, and for few classes who is taken
     for whom.
     """
-    right = [row[i] / sum(row) if sum(row) else None for i, row in enumerate(confusion)]
-    accuracy = [None if share is None else float(f"{share:.4g}") for share in right]
-    counts = [list(row[:-1]) for row in confusion] if len(confusion) <= CONFUSED_CLASSES else None
+    accuracy = []
+    for label, row in enumerate(confusion):
+        samples = sum(row)
+        accuracy.append(_short(row[label] / samples) if samples else None)
+    counts = None
+    if len(confusion) <= CONFUSED_CLASSES:
+        counts = [list(row[:-1]) for row in confusion]
     return {"class_accuracy": accuracy, "confusion": counts}
 
 
 def _lambda(run: Run) -> dict[str, float] | None:
     """The weights of a rule that combines every stored row, by client."""
-    for slot, table in zip(run.states, run.tables, strict=True):
-        if "lambda" in slot and len(slot["lambda"]) == len(table):
-            values = slot["lambda"].tolist()
-            return {
-                str(client): value
-                for client, value in zip(table.ids, values, strict=True)
-                if value > 1e-6
-            }
+    for state, table in zip(run.states, run.tables, strict=True):
+        if "lambda" not in state or len(state["lambda"]) != len(table):
+            continue
+        weights = {}
+        for client, weight in zip(table.ids, state["lambda"].tolist(), strict=True):
+            if weight > 1e-6:
+                weights[str(client)] = weight
+        return weights
     return None
 
 
 def partition_note(task: Task) -> dict[str, Any]:
     """Sizes and, for a population that can be drawn, the label counts of every client."""
-    clients, dataset, labels = task.clients, task.dataset, task.dataset.labels_of_train
-    counts = None
-    if labels is not None and len(clients) <= PICTURED_CLIENTS and dataset.classes <= 1000:
-        owner = np.repeat(np.arange(len(clients)), clients.sizes)
-        pairs = owner * dataset.classes + labels[clients.order]
-        counts = (
-            np.bincount(pairs, minlength=len(clients) * dataset.classes)
-            .reshape(len(clients), -1)
-            .tolist()
-        )
+    clients, dataset = task.clients, task.dataset
     return {
         "clients": len(clients),
         "classes": dataset.classes,
         "labels": list(dataset.labels),
-        "sizes": clients.sizes.tolist() if len(clients) <= 100_000 else None,
-        "counts": counts,
+        "sizes": clients.sizes.tolist() if len(clients) <= COUNTED_CLIENTS else None,
+        "counts": _label_counts(task),
     }
+
+
+def _label_counts(task: Task) -> list[list[int]] | None:
+    """How many samples of every class each client has; None for too many to draw."""
+    clients, dataset = task.clients, task.dataset
+    labels = dataset.labels_of_train
+    if labels is None or len(clients) > PICTURED_CLIENTS or dataset.classes > PICTURED_CLASSES:
+        return None
+    owner = np.repeat(np.arange(len(clients)), clients.sizes)
+    pairs = owner * dataset.classes + labels[clients.order]
+    counts = np.bincount(pairs, minlength=len(clients) * dataset.classes)
+    table: list[list[int]] = counts.reshape(len(clients), -1).tolist()
+    return table
 
 
 # The columns of metrics.jsonl that a summary needs besides the main metric; a line without one of
 # them is damaged.
-NEEDED: dict[str, Any] = dict.fromkeys(("loss", "elud"), int | float | None) | dict.fromkeys(
-    (
-        "cohort",
-        "rejected",
-        "critical",
-        "epochs_total",
-        "steps",
-        "bytes_down",
-        "bytes_up",
-        "seconds",
-    ),
-    int | float,
+ALWAYS = (
+    "cohort",
+    "rejected",
+    "critical",
+    "epochs_total",
+    "steps",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
 )
+NEEDED: dict[str, Any] = {
+    **dict.fromkeys(("loss", "elud"), int | float | None),
+    **dict.fromkeys(ALWAYS, int | float),
+}
 
 
 def needed(main: str) -> dict[str, Any]:
@@ -210,72 +270,104 @@ def summary(
     """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
     written = {row["round"] for row in rows}
-    scored = scored_rows(rows, main)
-    finite = [row for row in scored if row[main] is not None]
-    best = (max if higher else min)(finite, key=lambda row: row[main], default=None)
-    tenth = [row[main] for row in final_tenth(scored)]
-    plain = [row.get(f"plain_{main}", row[main]) for row in scored]
-    apart = any(f"plain_{main}" in row for row in scored)
+    missing = [round for round in range(1, rounds + 1) if round not in written]
+    marks = [(row["round"], bool(row["critical"])) for row in rows]
     return {
         "rounds": rounds,
-        "missing_rounds": [round for round in range(1, rounds + 1) if round not in written],
+        "missing_rounds": missing,
         "metric": main,
-        main: scored[-1][main] if scored else None,
-        "loss": scored[-1]["loss"] if scored else None,
-        f"best_{main}": best[main] if best else None,
-        "best_round": best["round"] if best else None,
-        f"last_tenth_{main}": float(np.mean(tenth)) if tenth and None not in tenth else None,
-        # Of the model itself, where a rule makes another vector the result.
-        **(
-            {f"plain_{main}": plain[-1], f"plain_last_tenth_{main}": _mean(final_tenth(plain))}
-            if apart
-            else {}
-        ),
-        "bytes_down": sum(row["bytes_down"] for row in rows),
-        "bytes_up": sum(row["bytes_up"] for row in rows),
-        "average_cohort": float(np.mean([row["cohort"] for row in rows])) if rows else None,
-        "epochs_total": sum(row["epochs_total"] for row in rows),
-        "steps": sum(row["steps"] for row in rows),
+        **_scores(rows, main, higher),
+        "bytes_down": _total(rows, "bytes_down"),
+        "bytes_up": _total(rows, "bytes_up"),
+        "average_cohort": _mean([row["cohort"] for row in rows]),
+        "epochs_total": _total(rows, "epochs_total"),
+        "steps": _total(rows, "steps"),
         "samples_per_second": _rate(rows),
         "elud_mean": _mean([row["elud"] for row in rows]),
-        "critical_rounds": sum(row["critical"] for row in rows),
-        "detector": judged([(row["round"], bool(row["critical"])) for row in rows]),
-        "rejected": sum(row["rejected"] for row in rows),
-        "seconds": sum(row["seconds"] for row in rows),
+        "critical_rounds": _total(rows, "critical"),
+        "detector": judged(marks),
+        "rejected": _total(rows, "rejected"),
+        "seconds": _total(rows, "seconds"),
     }
+
+
+def _total(rows: list[dict[str, Any]], name: str) -> Any:
+    """The sum of a column."""
+    return sum(row[name] for row in rows)
+
+
+def _scores(rows: list[dict[str, Any]], main: str, higher: bool) -> dict[str, Any]:
+    """What the evaluated rounds say about the model: the last one, the best one and the last tenth."""
+    scored = scored_rows(rows, main)
+    columns: dict[str, Any] = dict.fromkeys(
+        (main, "loss", f"best_{main}", "best_round", f"last_tenth_{main}")
+    )
+    if scored:
+        columns |= {main: scored[-1][main], "loss": scored[-1]["loss"]}
+    best = best_row(scored, main, higher)
+    if best is not None:
+        columns |= {f"best_{main}": best[main], "best_round": best["round"]}
+    tenth = [row[main] for row in final_tenth(scored)]
+    if None not in tenth:
+        columns[f"last_tenth_{main}"] = _mean(tenth)
+
+    # Of the model itself, where a rule makes another vector the result.
+    name = f"plain_{main}"
+    if any(name in row for row in scored):
+        plain = [row.get(name, row[main]) for row in scored]
+        columns |= {name: plain[-1], f"plain_last_tenth_{main}": _mean(final_tenth(plain))}
+    return columns
+
+
+def best_row(rows: list[dict[str, Any]], main: str, higher: bool) -> dict[str, Any] | None:
+    """The first line with the best value; None if no value is finite."""
+    finite = [row for row in rows if row[main] is not None]
+    if not finite:
+        return None
+    if higher:
+        return max(finite, key=lambda row: row[main])
+    return min(finite, key=lambda row: row[main])
 
 
 def _rate(rows: list[dict[str, Any]]) -> float | None:
     """Samples trained on in a second of the rounds, evaluation included; None where that was not
     recorded.
     """
-    seconds = sum(row["seconds"] for row in rows)
-    known = [row["samples"] for row in rows if isinstance(row.get("samples"), int)]
-    return sum(known) / seconds if seconds and len(known) == len(rows) else None
+    seconds = _total(rows, "seconds")
+    samples = [row.get("samples") for row in rows]
+    if not seconds or not all(isinstance(count, int) for count in samples):
+        return None
+    return float(sum(count for count in samples if count is not None) / seconds)
 
 
 def judged(marks: list[tuple[int, bool]]) -> str:
     """Whether the detector's answers, by round, make one period or flicker."""
-    starts = [
-        i for i, (_, critical) in enumerate(marks) if critical and not (i and marks[i - 1][1])
-    ]
-    if not starts:
+    spans = _spans(marks)
+    if not spans:
         return "no critical period"
     if all(critical for _, critical in marks):
         return "critical in every round: no end was seen"
-    if len(starts) > 2:
+    if len(spans) > 2:
         switched = sum(a != b for (_, a), (_, b) in itertools.pairwise(marks))
         return f"switched {switched} times in {len(marks)} rounds: {FLICKER}"
-    ends = [
-        next((i for i in range(start, len(marks)) if not marks[i][1]), len(marks)) - 1
-        for start in starts
-    ]
-    spans = " and ".join(
-        f"{marks[a][0]} to {marks[b][0]}" for a, b in zip(starts, ends, strict=True)
-    )
-    return f"critical in rounds {spans}: {'one period' if len(starts) == 1 else 'two periods'}"
+    words = " and ".join(f"{first} to {last}" for first, last in spans)
+    count = "one period" if len(spans) == 1 else "two periods"
+    return f"critical in rounds {words}: {count}"
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+def _spans(marks: list[tuple[int, bool]]) -> list[tuple[int, int]]:
+    """The first and the last round of every stretch of critical ones."""
+    spans: list[tuple[int, int]] = []
+    follows = False  # whether the round before was critical
+    for round, critical in marks:
+        if critical and follows:
+            spans[-1] = spans[-1][0], round
+        elif critical:
+            spans.append((round, round))
+        follows = critical
+    return spans
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else None

@@ -23,11 +23,11 @@ from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
 from kairosfl.errors import UserError
 from kairosfl.runs.config import RunConfig, resolve
-from kairosfl.runs.experiment import build_task
 from kairosfl.runs.files import read_json, read_lines
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.harm import lasting, spread, verdict
 from kairosfl.runs.keys import updated
+from kairosfl.runs.prepare import build_task
 from kairosfl.runs.sweep import Member
 from kairosfl.tasks.kinds import CLASSED
 from kairosfl.wording import counted

@@ -15,88 +15,45 @@ from kairosfl.core.fields import Briefs, Reports
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs import experiment
-from kairosfl.runs.config import RunConfig
-from kairosfl.runs.engines import SharedEngine, largest
+from kairosfl.runs.engines import SharedEngine
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import Displaced
-from kairosfl.tasks.task import Task
+from kairosfl.runs.prepare import Ready, within_memory
 
 if TYPE_CHECKING:
     from kairosfl.engines.batched import Batched
     from kairosfl.engines.batched.jobs import Ticket
 
-ENGINE = ("device", "precision", "slots", "deterministic")  # keys of [run] that define an engine
 Outcome = dict[str, Any] | UserError
 
 
 @dataclass(eq=False)
 class Pending:
-    """A run that is to be executed."""
+    """A run that is to be executed.
+
+    Args:
+        name: What it is called.
+        ready: What it needs, but for an engine.
+        folder: Where it is recorded.
+        begun: Whether it is one that goes on.
+        notify: Called with the metrics of every round.
+        watch: Called with the metrics and the vector of every round; may end the run.
+    """
 
     name: str
-    config: RunConfig
-    task: Task
+    ready: Ready
     folder: Folder
     begun: bool
     notify: experiment.Notify | None = None
-    because: str = ""  # why this engine was chosen
     watch: experiment.Watch | None = None
-
-    @property
-    def largest(self) -> int:
-        """Its largest cohort."""
-        return largest(self.config, self.task)
-
-    @property
-    def kind(self) -> str:
-        """What runs must have in common to share a batched engine."""
-        data, run = self.config.data, self.config.run
-        threads = run.threads if run.device == "cpu" else None
-        engine = [threads, *(getattr(run, name) for name in ENGINE)]
-        noised = (
-            (data, experiment.partition_seed(self.config)) if data.noise else ()
-        )  # then clients' samples differ
-        alike = (
-            data.name,
-            data.options,
-            data.augmentation(),
-            data.validation,
-            data.normalise,
-            noised,
-            self.config.model,
-            engine,
-        )
-        return f"{alike!r} {engine!r} {self.task.base_hash} {self._made() if self.config.task.file else ''}"
-
-    def _made(self) -> str:
-        """What tells the tasks that a function made apart; equal samples are one object there."""
-        task, dataset = self.task, self.task.dataset
-        measured = [(name, id(metric.measure)) for name, metric in task.measures.items()]
-        same = id(dataset.train), id(dataset.test), id(task.loss), measured, task.augment
-        form = (
-            repr(task.model),
-            dataset.kind,
-            dataset.classes,
-            dataset.mean,
-            dataset.std,
-            dataset.vocabulary,
-        )
-        return repr((self.config.task, same, form))
 
     def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         """Begin it, or continue it if it was begun."""
-        config, task, folder, notify, watch = (
-            self.config,
-            self.task,
-            self.folder,
-            self.notify,
-            self.watch,
-        )
+        prepared = self.ready.on(engine)
+        listeners: dict[str, Any] = {"notify": self.notify, "watch": self.watch}
         if self.begun:
-            return experiment.reopen(config, task, engine, folder, notify=notify, watch=watch)
-        return experiment.begin(
-            config, task, engine, folder, command=command, notify=notify, watch=watch
-        )
+            return experiment.reopen(prepared, self.folder, **listeners)
+        return experiment.begin(prepared, self.folder, command=command, **listeners)
 
 
 class Together:
@@ -123,7 +80,7 @@ class Together:
             self.waiting.remove(run)
             yield from self._next_round(run, None)
         if self._training:
-            with experiment.within_memory():
+            with within_memory():
                 ticket = self.engine.collect()
             yield from self._next_round(self._training.pop(ticket), ticket.reports())
 
@@ -132,13 +89,15 @@ class Together:
     ) -> Iterator[tuple[Pending, Outcome]]:
         """The next round of a run, the first without reports; or its end."""
         try:
-            with experiment.within_memory():
+            with within_memory():
                 if run not in self.active:
-                    self.active[run] = run.open(SharedEngine(self.engine, run.task), self.command)
+                    self.active[run] = run.open(
+                        SharedEngine(self.engine, run.ready.task), self.command
+                    )
                 briefs = (
                     next(self.active[run]) if reports is None else self.active[run].send(reports)
                 )
-                self._training[self.engine.submit(run.task, briefs)] = run
+                self._training[self.engine.submit(run.ready.task, briefs)] = run
         except StopIteration as end:
             del self.active[run]
             yield run, end.value
@@ -179,7 +138,7 @@ class InTurn:
         """Train one round."""
         run = self._now[0] if self._now else self.waiting.pop(0)
         try:
-            with experiment.within_memory():
+            with within_memory():
                 if self._now is None:
                     engine = self.build(run)
                     recorded = run.open(engine, self.command)
@@ -210,9 +169,9 @@ def starting(waiting: Sequence[Pending], active: Sequence[Pending], room: int) -
     run always does.
     """
     chosen: list[Pending] = []
-    taken = sum(run.largest for run in active)
+    taken = sum(run.ready.largest for run in active)
     for run in waiting:
-        if not (active or chosen) or taken + run.largest <= room:
+        if not (active or chosen) or taken + run.ready.largest <= room:
             chosen.append(run)
-            taken += run.largest
+            taken += run.ready.largest
     return chosen

@@ -22,12 +22,12 @@ from kairosfl.errors import UserError
 from kairosfl.runs import experiment
 from kairosfl.runs.combinations import combinations
 from kairosfl.runs.config import RunConfig, resolve, tables
-from kairosfl.runs.engines import build_engine, method, resolve_engine
 from kairosfl.runs.files import write_json
 from kairosfl.runs.folder import Folder, Say, silent
 from kairosfl.runs.keys import flatten
 from kairosfl.runs.lock import Displaced, Lock, lock
 from kairosfl.runs.pool import Pending, Together
+from kairosfl.runs.prepare import Shared, build_task, ready, within_memory
 
 Watch = Callable[[str, int], experiment.Notify]
 LONGEST = 200  # characters in the name of a folder
@@ -83,7 +83,7 @@ def sweep(
         start = member.config.model.start
         if start and not (out / member.name / "config.toml").is_file():
             Folder(Path(start)).check_start("model.start")
-    with lock(out) as guard, experiment.within_memory():
+    with lock(out) as guard, within_memory():
         return _run_members(members, out, command, watch, say, guard)
 
 
@@ -97,7 +97,10 @@ def _run_members(
     failed: dict[str, str] = {}
     together: dict[str, list[Pending]] = {}
     done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
-    told = {name: watch(name, rounds) for name, rounds in done.items()} if watch else {}
+    listeners = {}
+    if watch:
+        listeners = {name: watch(name, rounds) for name, rounds in done.items()}
+    shared = Shared()
     for member in members:
         folder = Folder(out / member.name, say, guard)
         begun = (folder.path / "config.toml").is_file()
@@ -107,20 +110,19 @@ def _run_members(
             summaries[member.name] = folder.summary()
             continue
         config = folder.config() if begun else member.config
-        task = experiment.build_task(config)
-        config, because = resolve_engine(config, task)
-        opened = Pending(member.name, config, task, folder, begun, told.get(member.name), because)
-        if config.run.engine == "batched":
-            together.setdefault(opened.kind, []).append(opened)
-        else:
-            engine = build_engine(config, task, because=because)
-            say(method(config, engine))
-            try:
-                summaries[member.name] = experiment.execute(opened.open(engine, command), engine)
-            except Displaced:
-                raise
-            except UserError as error:
-                failed[member.name] = str(error)
+        run = ready(config, build_task(config, shared=shared))
+        pending = Pending(member.name, run, folder, begun, listeners.get(member.name))
+        if run.kind:
+            together.setdefault(run.kind, []).append(pending)
+            continue
+        engine = run.build()
+        say(run.on(engine).method)
+        try:
+            summaries[member.name] = experiment.execute(pending.open(engine, command), engine)
+        except Displaced:
+            raise
+        except UserError as error:
+            failed[member.name] = str(error)
     for group in together.values():
         summaries |= _share(group, command, failed, say)
     if failed:
@@ -145,9 +147,9 @@ def _share(group: list[Pending], command: str, failed: dict[str, str], say: Say)
     from kairosfl.engines.batched import Batched
 
     first = group[0]
-    engine = build_engine(first.config, first.task, [run.largest for run in group], first.because)
+    engine = first.ready.build([run.ready.largest for run in group])
     assert isinstance(engine, Batched)
-    say(method(first.config, engine))
+    say(first.ready.on(engine).method)
     pool = Together(engine, command)
     for run in group:
         pool.add(run)

@@ -19,7 +19,6 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -28,13 +27,14 @@ from kairosfl.data.own import from_any
 from kairosfl.errors import UserError, nearest
 from kairosfl.runs.config import Data, RunConfig
 from kairosfl.tasks import partitions
-from kairosfl.tasks.dataset import DataSet, Samples, held_out
-from kairosfl.tasks.digest import digest, hashed
+from kairosfl.tasks.dataset import DataSet, held_out
+from kairosfl.tasks.digest import hashed
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
 Function = Callable[..., Any]
 Divide = Callable[[RunConfig, DataSet], Population]
+Once = Callable[[DataSet], DataSet]
 OF_TASK = ("model", "clients", "loss", "metrics")
 OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {
     "fields"
@@ -45,12 +45,15 @@ PREPARING = ("normalise", "noise")  # built-in data
 DEALING = ("partition", *partitions.SETTINGS)
 FORMS = "a Task, a tuple (model, train, test) or a dict of simulate's arguments"
 
-_SAMPLES: WeakValueDictionary[str, Samples] = WeakValueDictionary()  # by their digest
 
+def build(config: RunConfig, divide: Divide, once: Once, client: int | None = None) -> Task:
+    """The task that the function of a configuration makes.
 
-def build(config: RunConfig, divide: Divide, client: int | None = None) -> Task:
-    """The task that the function of a configuration makes; `client`: for a device that has the data
-    of one client.
+    Args:
+        config: The configuration.
+        divide: Deals samples to clients as [data] says.
+        once: Replaces samples by equal ones that another run has.
+        client: For a device that has the data of this client only.
     """
     path = source(config.task.file)
     if path is not None and not path.is_file():
@@ -67,7 +70,7 @@ def build(config: RunConfig, divide: Divide, client: int | None = None) -> Task:
     made = _make(config.task.file, config.task.function, key, asked, config.seed)
     _check_unused(config, function, made)
     task = made if isinstance(made, Task) else _task(config, made, divide)
-    dataset = hashed(task.dataset)
+    dataset = once(hashed(task.dataset))
     if path is not None:
         dataset = replace(dataset, hashes={**dataset.hashes, path.name: key})
     task = replace(task, dataset=dataset, model=copy.deepcopy(task.model))
@@ -224,7 +227,7 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
         torch.default_generator.manual_seed(seed)
         made = _function(file, name, key)(**json.loads(arguments))
     if isinstance(made, Task):
-        return replace(made, dataset=_once(made.dataset))
+        return made
     given = (
         dict(zip(("model", "train", "test"), made, strict=False))
         if isinstance(made, tuple)
@@ -250,7 +253,7 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
         raise UserError(
             f"{name}() in {file} returned a dict that makes no task: {error}."
         ) from error
-    return {**others, "dataset": _once(dataset)}
+    return {**others, "dataset": dataset}
 
 
 def _returned(made: Any) -> str:
@@ -275,21 +278,6 @@ def _kind(made: Any) -> str:
     name = type(made).__name__
     article = "an" if name[0] in "AEIOUaeiou" else "a"
     return f"{article} {name}"
-
-
-def _once(dataset: DataSet) -> DataSet:
-    """The data set with the samples of an equal one that another run has, so that they can share an
-    engine.
-    """
-
-    def once(samples: Any) -> Any:
-        return (
-            _SAMPLES.setdefault(digest(samples), samples)
-            if isinstance(samples, Samples)
-            else samples
-        )
-
-    return replace(dataset, train=once(dataset.train), test=once(dataset.test))
 
 
 def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:

@@ -18,9 +18,9 @@ import torch
 from kairosfl.core.fields import NUMBER_BYTES, Briefs, Reports
 from kairosfl.core.round import brief
 from kairosfl.core.rule import Algorithm, about, acts
-from kairosfl.core.run import Run, Setup, upcoming
-from kairosfl.detectors import parse_detectors
+from kairosfl.core.run import Run, upcoming
 from kairosfl.runs.config import RunConfig
+from kairosfl.runs.prepare import setup_of
 from kairosfl.tasks.task import Task
 
 MORE = 1.25  # times what others with the same rules sent
@@ -71,8 +71,7 @@ def _sent(briefs: Briefs, vector: int) -> float:
 
 def _of_one_client(config: RunConfig, task: Task) -> tuple[float, float]:
     """What one client receives and reports in a round at most: the models alone, and all of it."""
-    detectors = parse_detectors(config.run.detector)
-    setup = Setup(config.algorithm, config.train, len(task.clients), task.layout, detectors)
+    setup = setup_of(config, task)
     run = Run.start(task.start(), setup, seed=config.seed)
     now = replace(upcoming(run, setup), size=config.train.cohort)
     client = torch.tensor([0])

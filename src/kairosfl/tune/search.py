@@ -26,16 +26,15 @@ import torch
 
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
-from kairosfl.runs import experiment
 from kairosfl.runs.checkpoint import EVERY
 from kairosfl.runs.config import RunConfig, resolve, tables
-from kairosfl.runs.edits import flat
-from kairosfl.runs.engines import build_engine, largest, method, resolve_engine
 from kairosfl.runs.files import read_json, write_json
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.keys import flatten, updated
 from kairosfl.runs.lock import Displaced, Lock, lock
 from kairosfl.runs.pool import InTurn, Pending, Together
+from kairosfl.runs.prepare import Shared, build_task, partition_seed, ready, within_memory
+from kairosfl.runs.sensible import flat
 from kairosfl.tasks.task import Task
 from kairosfl.tune import outcomes
 from kairosfl.tune.budget import ETA, Budget, stages
@@ -104,12 +103,15 @@ class Search:
         )
         self.began = time.monotonic()
         config = resolve(rest)
-        task = experiment.build_task(config)
+        self.shared = Shared()
+        task = build_task(config, shared=self.shared)
         self.space = overridden(
             defaults(config, task.dataset.shape), nested.get("tune", {}), config
         )
         held = {"data.validation": config.data.validation or VALIDATION}
-        config, self.because = resolve_engine(resolve(updated(tables(config), held)), task)
+        begun = ready(resolve(updated(tables(config), held)), task)
+        self.because = begun.because
+        config = resolve(begun.about.settings)
         self.config, self.stages = config, stages(config.train.rounds)
         self.ledger = Ledger(budget.kind, budget.total)
         self.prices: dict[Key, Price] = {}
@@ -133,7 +135,7 @@ class Search:
             raise UserError(
                 f"{self.out} contains a run or a sweep, and a search needs its own folder; give another --out."
             )
-        with lock(self.out) as self.guard, experiment.within_memory():
+        with lock(self.out) as self.guard, within_memory():
             self._open()
             try:
                 self._explore()
@@ -413,7 +415,7 @@ class Search:
             short["seed"] = int(
                 np.random.SeedSequence([config.seed, number, rounds]).generate_state(1)[0]
             )
-            short["data.partition_seed"] = experiment.partition_seed(config)
+            short["data.partition_seed"] = partition_seed(config)
         return resolve(updated(tables(config), short))
 
     def folder(self, trial: int, rounds: int) -> Path:
@@ -429,9 +431,9 @@ class Search:
         """The task of a configuration; trials share it where they can."""
         key = repr((config.data, config.model, config.seed))
         if config.seed != self.config.seed:  # of one trial alone
-            return experiment.build_task(config)
+            return build_task(config, shared=self.shared)
         if key not in self.tasks:
-            self.tasks[key] = experiment.build_task(config)
+            self.tasks[key] = build_task(config, shared=self.shared)
         return self.tasks[key]
 
     def _begin(self, trial: Trial, rounds: int) -> None:
@@ -450,12 +452,10 @@ class Search:
             key = trial.number, rounds
             run = Metered(
                 path.name,
-                config,
-                self._task(config),
+                ready(config, self._task(config), self.because),
                 folder,
                 begun,
                 lambda row: self._count(key, row),
-                self.because,
                 _stops_early(),
                 key,
                 self.ledger,
@@ -469,7 +469,7 @@ class Search:
 
     def _pool(self, run: Pending) -> Together | InTurn:
         """The runs that share an engine with this one."""
-        kind = run.kind if run.config.run.engine == "batched" else ""
+        kind = run.ready.kind
         if kind not in self.pools:
             self.pools[kind] = self._together(run) if kind else InTurn(self._alone, self.command)
         return self.pools[kind]
@@ -477,15 +477,14 @@ class Search:
     def _together(self, run: Pending) -> Together:
         from kairosfl.engines.batched import Batched
 
-        cohorts = [largest(run.config, run.task)] * self.parallel
-        engine = build_engine(run.config, run.task, cohorts, self.because)
+        engine = run.ready.build([run.ready.largest] * self.parallel)
         assert isinstance(engine, Batched)
-        self._once(method(run.config, engine))
+        self._once(run.ready.on(engine).method)
         return Together(engine, self.command)
 
     def _alone(self, run: Pending) -> Any:
-        engine = build_engine(run.config, run.task, because=self.because)
-        self._once(method(run.config, engine))
+        engine = run.ready.build()
+        self._once(run.ready.on(engine).method)
         return engine
 
     def _once(self, line: str) -> None:
