@@ -74,9 +74,13 @@ class Watched(Rule):
         )
         return chosen
 
-    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        told: Briefs = self._call("brief", briefs, memory, now)
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs | tuple[Briefs, State]:
+        answer: Any = self._call("brief", briefs, memory, now)
+        told, sent = answer if isinstance(answer, tuple) else (answer, {})
         self.require(isinstance(told, Briefs), "brief", "does not return Briefs")
+        for name, rows in sent.items():
+            fits = isinstance(rows, Tensor) and rows.ndim > 0 and len(rows) == len(briefs)
+            self.require(fits, "brief", f"returns {name!r} without a row for each client")
         self.require(
             torch.equal(told.ids, briefs.ids), "brief", "changes who is asked; that is for select"
         )
@@ -95,7 +99,7 @@ class Watched(Rule):
             elif entry.shape == "each" and value is not None:
                 fits = isinstance(value, Tensor) and value.shape == (m,)
                 self.require(fits, "brief", f"gives {_shape(value)} as {entry.name} of {m} clients")
-        return told
+        return answer  # type: ignore[no-any-return]
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         found: Reports = self._call("receive", reports, memory, now)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -15,7 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.core.clock import message_bytes, samples_of
 from kairosfl.core.fields import NUMBER_BYTES, Briefs, Reports, fields
+from kairosfl.core.flight import (
+    Batch,
+    Order,
+    Sent,
+    briefs_of,
+    reports_of,
+    sent_with,
+    together,
+)
 from kairosfl.core.mass import mass
 from kairosfl.core.measures import Measures, measured, readings
 from kairosfl.core.rule import (
@@ -29,8 +39,9 @@ from kairosfl.core.rule import (
     acts,
     changed,
 )
-from kairosfl.core.run import Record, Run, Setup, upcoming
+from kairosfl.core.run import Record, Run, Setup, Timing, upcoming
 from kairosfl.core.streams import drawn
+from kairosfl.core.waiting import Costs, Waiting, size_asked
 from kairosfl.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +56,6 @@ if TYPE_CHECKING:
 ONE_WRITER = tuple(entry.name for entry in fields(Briefs) if entry.writers == "one")
 
 Rounds = Generator[tuple[Run, Briefs | None], Reports, None]
-Sent = Mapping[int, State]  # what the `brief` of a rule with this number returned for later
 
 
 def rounds(run: Run, setup: Setup) -> Rounds:
@@ -61,24 +71,135 @@ def rounds(run: Run, setup: Setup) -> Rounds:
     while run.round < setup.recipe.rounds:
         run.check_fresh()
         now = upcoming(run, setup)
+        measured_seconds = 0.0
         try:
             plan = planned(run, setup, now)
             if plan.first is not None:
                 measuring = measure(run, setup, now, plan)
+                seconds = torch.zeros(len(measuring), dtype=torch.float64)
+                if setup.fleet is not None:
+                    measuring, seconds = timed(run, setup, now, measuring)
                 answers = yield run, measuring
-                now = changed(now, first=answered(measuring, answers))
+                now = changed(
+                    now,
+                    first=answered(measuring, answers),
+                    time=now.time + max(seconds.tolist(), default=0.0),
+                )
+                measured_seconds = float(seconds.sum())
                 plan = planned(run, setup, now)
-            now, ids = select(run, setup, now, plan)
+            if setup.fleet is None:
+                now, ids = select(run, setup, now, plan)
+            else:
+                now = changed(now, size=plan.size)
         except Finished as reason:
             if not run.round:
                 raise UserError(str(reason)) from None
             run = changed(run, finished=str(reason))
             break
+        if setup.fleet is not None:
+            run = yield from on_the_clock(run, setup, now, plan, measured_seconds)
+            continue
         briefs, sent = brief(run, setup, now, ids, plan)
         reports = yield run, briefs
         run.check_fresh()
         run = conclude(run, setup, now, briefs, reports, sent)
     yield run, None
+
+
+def on_the_clock(
+    run: Run, setup: Setup, now: Round, plan: Plan, measured_seconds: float = 0.0
+) -> Generator[tuple[Run, Briefs], Reports, Run]:
+    """One round in which the server waits as the plan says; yields the run as it was before it.
+
+    What is yielded is trained together: everybody whose report is needed, and those in flight. An
+    empty cohort says that no report is needed. `measured_seconds` is what devices spent on
+    measuring before the round was planned.
+    """
+    fleet, sizes = setup.fleet, setup.sizes
+    assert fleet is not None
+    assert sizes is not None
+
+    def send(ids: Tensor) -> Batch:
+        briefs, sent = brief(run, setup, now, ids)
+        return Batch(changed(briefs, next_lr=None), sent)
+
+    waiting = Waiting(
+        fleet,
+        sizes,
+        setup.layout,
+        run.x.element_size(),
+        plan,
+        now,
+        run.flight,
+        send,
+        keeps=bool(setup.keeps),
+    )
+
+    # --- wait and train ---
+    passes: list[int] = []
+    while True:
+        untrained = waiting.advance()
+        if waiting.over and not untrained:
+            break
+        for orders in together(untrained):
+            briefs = briefs_of(orders)
+            reports = yield run, briefs
+            run.check_fresh()
+            passes.append(len(briefs))
+            waiting.trained(orders, reports)
+    if not passes:
+        yield run, _nobody(run, setup)
+        run.check_fresh()
+
+    # --- land ---
+    landed = [order for order in waiting.landed if not order.fault]
+    lost = waiting.lost + [(order, order.fault) for order in waiting.landed if order.fault]
+    ended = [*landed, *(order for order, _ in lost)]
+    briefs = briefs_of(ended) if ended else _nobody(run, setup)
+    failed = tuple(sorted((order.client, reason) for order, reason in lost))
+    reports = changed(reports_of(landed, run.x), failed=failed)
+    _stored_kept(run, setup, reports_of(waiting.finished, run.x))
+    landing = Landing({order.client: order for order in landed}, waiting.costs)
+    after = conclude(run, setup, now, briefs, reports, sent_with(ended), landing)
+    record = after.record
+    assert record is not None
+    sent_in = [landing.orders[client].round for client in record.ids.tolist()]
+    timing = Timing(
+        seconds=waiting.time - run.time,
+        device_seconds=measured_seconds + waiting.costs.device_seconds,
+        wasted_seconds=waiting.costs.wasted_seconds,
+        together=float(np.mean(passes)) if passes else math.nan,
+        took=landing.took(record.ids),
+        ages=now.number - torch.tensor(sent_in, dtype=torch.int64),
+    )
+    record = changed(record, clock=timing)
+    return changed(after, time=waiting.time, flight=waiting.flight(), record=record)
+
+
+@dataclass(frozen=True)
+class Landing:
+    """What a clock says about the orders that ended in a round.
+
+    Args:
+        orders: Those that landed, by client.
+        costs: What the round cost.
+    """
+
+    orders: Mapping[int, Order]
+    costs: Costs
+
+    def took(self, ids: Tensor) -> Tensor:
+        """The seconds from sending to landing of these clients, `[m]`."""
+        landed = [self.orders[client] for client in ids.tolist()]
+        seconds = [order.due - order.began for order in landed]
+        return torch.tensor(seconds, dtype=torch.float64)
+
+
+def _nobody(run: Run, setup: Setup) -> Briefs:
+    """The briefs of an empty cohort."""
+    none = torch.empty(0, dtype=torch.int64)
+    terms = setup.recipe.told(run.round) | {"round": run.round}
+    return Briefs(seed=run.seed, ids=none, start=run.x, **terms)
 
 
 def result(run: Run, setup: Setup) -> Tensor:
@@ -137,13 +258,32 @@ def planned(run: Run, setup: Setup, now: Round) -> Plan:
     for i in setup.algorithm.order:
         plan = setup.algorithm.rules[i].select(plan, run.memory(i), now)
     words = plan.waiting()
-    if words and setup.waits is None:
+    if words and setup.waits is None and setup.fleet is None:
         listed = ", ".join(f"{word} = {getattr(plan, word)!r}" for word in words)
         raise UserError(
             f"{setup.algorithm} plans how to wait for clients ({listed}), which needs devices or a clock; "
             "leave the rule out, or deploy the run."
         )
+    if setup.fleet is not None:
+        _check_asynchronous(setup, plan)
     return plan
+
+
+def _check_asynchronous(setup: Setup, plan: Plan) -> None:
+    """Refuse rules that are wrong for answers to an older round's orders."""
+    if plan.late != "keep":
+        return
+    for rule, traits in zip(setup.algorithm.rules, setup.algorithm.traits, strict=True):
+        if not traits.late:
+            raise UserError(
+                f"{rule.name()} cannot be used while late answers are kept: it would take an answer to an older "
+                "round's order for one to this round's; leave it out, or drop late answers."
+            )
+        if acts(rule, "rebase"):
+            raise UserError(
+                f"{rule.name()} cannot be used while late answers are kept: it moves the frozen weights, and those "
+                "answers belong to older ones; leave it out, or drop late answers."
+            )
 
 
 def measure(run: Run, setup: Setup, now: Round, plan: Plan) -> Briefs:
@@ -156,6 +296,28 @@ def measure(run: Run, setup: Setup, now: Round, plan: Plan) -> Briefs:
     }
     briefs = Briefs(seed=run.seed, ids=ids, start=run.x, base=run.base, **terms)
     return _with_kept(run, setup, briefs)
+
+
+def timed(run: Run, setup: Setup, now: Round, briefs: Briefs) -> tuple[Briefs, Tensor]:
+    """Those of these briefs whose clients are free and stay online, and the seconds of each."""
+    fleet, sizes = setup.fleet, setup.sizes
+    assert fleet is not None
+    assert sizes is not None
+    ids = briefs.ids.numpy()
+    rounds_done = briefs.round.numpy()
+    seconds = fleet.takes(
+        run.seed,
+        rounds_done,
+        ids,
+        samples_of(briefs, sizes[ids]),
+        *message_bytes(briefs, setup.layout, run.x.element_size()),
+    )
+    at_work = {order.client for order in run.flight.orders}
+    free = np.array([client not in at_work for client in ids.tolist()], dtype=bool)
+    online = fleet.availability.next_online(ids, now.time) <= now.time
+    stays = fleet.ends(run.seed, rounds_done, ids, now.time, seconds) == math.inf
+    rows = torch.from_numpy(np.flatnonzero(free & online & stays & np.isfinite(seconds)))
+    return briefs.take(rows), torch.from_numpy(seconds)[rows]
 
 
 def answered(briefs: Briefs, reports: Reports) -> tuple[Briefs, Reports]:
@@ -177,7 +339,7 @@ def select(run: Run, setup: Setup, now: Round, plan: Plan) -> tuple[Round, Tenso
     ascending.
     """
     now = changed(now, size=plan.size)
-    asked = math.ceil(plan.size * (1 + plan.over) - 1e-9)
+    asked = size_asked(plan)
     if plan.ids is not None:
         ids = np.unique(plan.ids)
     elif plan.eligible is None:
@@ -326,16 +488,23 @@ def accept(
 
 
 def conclude(
-    run: Run, setup: Setup, now: Round, briefs: Briefs, reports: Reports, sent: Sent | None = None
+    run: Run,
+    setup: Setup,
+    now: Round,
+    briefs: Briefs,
+    reports: Reports,
+    sent: Sent | None = None,
+    landing: Landing | None = None,
 ) -> Run:
     """Stages 4 to 8: receive, weigh, combine, observe, step. Without a usable report the model does
     not change.
     """
     algorithm, rules = setup.algorithm, setup.algorithm.rules
-    record = _begun(run, setup, now, briefs)
+    record = _begun(run, setup, now, briefs, landing)
 
     # --- receive ---
-    positions = {client: row for row, client in enumerate(briefs.ids.tolist())} if sent else {}
+    asked = briefs.ids.tolist() if sent or landing is not None else []
+    positions = {client: row for row, client in enumerate(asked)}
     reports = _stored_kept(run, setup, reports)
     briefs, reports, seen, rejected = accept(briefs, reports)
     if briefs.offset is not None and len(
@@ -346,6 +515,8 @@ def conclude(
         seen = measured(reports.delta)
     reports = changed(reports, mass=mass(briefs, reports.steps))
     took = torch.full((len(reports),), torch.nan, dtype=torch.float64)
+    if landing is not None:
+        took = landing.took(reports.ids)
     now = changed(now, briefs=briefs, reports=reports, took=took)
     memories = [
         changed(
@@ -358,7 +529,8 @@ def conclude(
     if now.reports.delta is not reports.delta:
         seen = measured(now.reports.delta)
     reports = now.reports
-    record = changed(record, ids=reports.ids, rejected=rejected)
+    done = reports.samples(briefs)
+    record = changed(record, ids=reports.ids, rejected=rejected, samples=done)
     if setup.keeps and len(reports):
         run.counted.write(reports.ids, {"round": briefs.round})
     if not len(reports) and not algorithm.any("private"):
@@ -413,18 +585,22 @@ def _weighed(factors: Tensor, memories: Sequence[Memory], now: Round) -> Tensor:
     return factors
 
 
-def _begun(run: Run, setup: Setup, now: Round, briefs: Briefs) -> Record:
+def _begun(
+    run: Run, setup: Setup, now: Round, briefs: Briefs, landing: Landing | None = None
+) -> Record:
     """The record of a round whose clients were sent their briefs, with what measuring beforehand
     has cost.
     """
     size = run.x.element_size()
-    down, up = briefs.all_bytes(setup.layout, size), 0
+    asked, down, up = len(briefs), briefs.all_bytes(setup.layout, size), 0
+    if landing is not None:
+        asked, down = landing.costs.asked, landing.costs.bytes_down
     if now.first is not None:
-        asked, answers = now.first
-        down += asked.all_bytes(setup.layout, size)
+        measured_briefs, answers = now.first
+        down += measured_briefs.all_bytes(setup.layout, size)
         up += len(answers) * answers.numbers() * NUMBER_BYTES
     none = torch.empty(0)
-    return Record(none.long(), none, None, (), len(briefs), now.lr, down, up, first=now.first)
+    return Record(none.long(), none, None, (), asked, now.lr, down, up, first=now.first)
 
 
 def _taken(sent: Sent | None, rule: int, ids: Tensor, positions: Mapping[int, int]) -> State:
@@ -432,6 +608,8 @@ def _taken(sent: Sent | None, rule: int, ids: Tensor, positions: Mapping[int, in
     if not sent or rule not in sent:
         return {}
     rows = [positions[client] for client in ids.tolist()]
+    if rows == list(range(len(positions))):  # all of them: nothing is copied
+        return sent[rule]
     return {name: value[rows] for name, value in sent[rule].items()}
 
 

@@ -56,6 +56,7 @@ class Plan:
         late: Whether an answer after the end of its round is dropped, or kept for a later one.
         patience: Seconds after which an order is given up and its place is free.
         max_age: Rounds after which an answer no longer counts.
+        partial: Whether a client that would be late does as many steps as fit before the deadline.
     """
 
     size: int
@@ -70,6 +71,7 @@ class Plan:
     late: Literal["drop", "keep"] = "drop"
     patience: float = math.inf
     max_age: float = math.inf
+    partial: bool = False
 
     def waiting(self) -> tuple[str, ...]:
         """The words about waiting that are set."""
@@ -84,6 +86,7 @@ _WAITING: dict[str, Any] = {
     "late": "drop",
     "patience": math.inf,
     "max_age": math.inf,
+    "partial": False,
 }
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairosfl.core.clock import Fleet
 from kairosfl.core.fields import Briefs, Field, Reports, fields
+from kairosfl.core.flight import Flight
 from kairosfl.core.layout import Layout
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.rule import (
@@ -49,6 +51,7 @@ class Setup:
         `task.own_start()`.
         sizes: Samples of every client, where the server knows them.
         waits: Defaults of what a plan says about waiting, where there are devices to wait for.
+        fleet: The devices on which the clients are simulated; None: there is no clock.
     """
 
     algorithm: Algorithm
@@ -59,6 +62,7 @@ class Setup:
     own: Tensor | None = None
     sizes: np.ndarray | None = None
     waits: Mapping[str, Any] | None = None
+    fleet: Fleet | None = None
 
     def __post_init__(self) -> None:
         self.recipe.check_cohort(self.clients)
@@ -69,6 +73,15 @@ class Setup:
             raise UserError(
                 f"The model has {self.layout.own_size} parameters that stay with the clients, but Setup.own has "
                 f"{0 if self.own is None else len(self.own)}; give task.own_start()."
+            )
+        if self.fleet is not None and self.sizes is None:
+            raise UserError(
+                "Setup.fleet needs Setup.sizes, the samples of every client, to know how long they train; give "
+                "task.clients.sizes."
+            )
+        if self.fleet is not None and self.fleet.clients != self.clients:
+            raise UserError(
+                f"Setup.fleet has {self.fleet.clients} devices, but there are {self.clients} clients; give one each."
             )
 
     @property
@@ -116,6 +129,34 @@ class Record:
     consensus: float = float("nan")
     values: tuple[float, ...] = ()
     first: tuple[Briefs, Reports] | None = None  # who was measured before the round was planned
+    samples: int = 0  # on which the reporters trained, each counted every time
+    clock: Timing | None = None  # None without a fleet
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one round took by the clock.
+
+    Args:
+        seconds: From the last round's end to this one's.
+        device_seconds: That devices spent on the orders that ended in it.
+        wasted_seconds: Of those among them that do not count.
+        together: Mean number of clients in a pass of the engine; NaN if none trained in it.
+        took: Seconds of each reporter from sending to landing, `[m]`.
+        ages: Rounds from sending to landing, `[m]`.
+    """
+
+    seconds: float
+    device_seconds: float
+    wasted_seconds: float
+    together: float
+    took: Tensor
+    ages: Tensor
+
+    @property
+    def age(self) -> float:
+        """Mean age of the answers, in rounds; NaN without one."""
+        return float(self.ages.double().mean())
 
 
 @dataclass(frozen=True)
@@ -137,6 +178,7 @@ class Run:
     finished: str = ""  # why a rule ended it before its last round
     writes: tuple[int, ...] = ()  # how often each table had been written to
     time: float = 0.0  # seconds of the clock; 0 without one
+    flight: Flight = field(default_factory=Flight)  # orders that have not ended
     base: Tensor | None = None  # how far rules moved the frozen weights, `[b]`; None: not at all
     kept: Table = field(
         default_factory=lambda: Table({})

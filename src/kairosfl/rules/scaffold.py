@@ -75,13 +75,16 @@ class SCAFFOLD(Rule):
     def client(self, now: Round) -> State:
         return everyone.unseen(now)
 
-    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        briefs = briefs.pushed(everyone.mean(memory, now) - memory.rows["vector"])
-        return replace(briefs, push_after=True) if self.correct == "steps" else briefs
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> tuple[Briefs, State]:
+        mean = everyone.mean(memory, now)
+        briefs = briefs.pushed(mean - memory.rows["vector"])
+        if self.correct == "steps":
+            briefs = replace(briefs, push_after=True)
+        return briefs, {"mean": mean.expand(len(briefs), -1)}  # the c that the clients will use
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         c = mean_gradients(now) if self.divisor == "mass" else _by_steps(now)
-        c += memory.rows["vector"] - everyone.mean(memory, now)
+        c += memory.rows["vector"] - memory.sent["mean"]
         return everyone.changed(
             memory, c, now, torch.ones_like(now.counts()) if self.weights == "models" else None
         )

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kairosfl.core import flight as flights
 from kairosfl.core.rule import Signals
 from kairosfl.core.run import Run
 from kairosfl.core.table import Table
@@ -84,6 +85,8 @@ class Checkpoints:
             for i, state in enumerate(run.states)
             for name, value in state.items()
         }
+        in_flight, flight = flights.stored(run.flight, run.x)
+        tensors |= in_flight
         files = sorted({file for places in self.places for file, _ in places.values()})
         for i, (table, places) in enumerate(zip(run.every_table, self.places, strict=True)):
             tensors[f"table.{i}.ids"] = torch.tensor(table.ids, dtype=torch.int64)
@@ -104,6 +107,7 @@ class Checkpoints:
                 "seed": run.seed,
                 "idle": run.idle,
                 "time": run.time,
+                **({"flight": flight} if len(run.flight) else {}),
                 "signals": asdict(run.signals),
                 "about": about,
                 "rows": files,
@@ -204,6 +208,7 @@ class Note:
     rows: list[str]
     sums: dict[str, int]
     time: float = 0.0
+    flight: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Note:
@@ -211,6 +216,7 @@ class Note:
         if not isinstance(content, dict):
             raise ValueError("it does not hold a JSON object")
         content.setdefault("time", 0.0)  # checkpoints of 0.2 have none
+        content.setdefault("flight", {})  # nor have those of runs without orders in flight
         for each in fields(cls):
             kind = {"int": int, "float": float, "dict": dict, "list": list}[
                 str(each.type).partition("[")[0]
@@ -277,6 +283,7 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
         places.append({c: (note.rows[f], r) for c, (f, r) in zip(ids.tolist(), where, strict=True)})
     *by_rule, kept, counted = tables
     base = tensors.get("base")
+    x = tensors["x"].to(blank.x.device)
     run = replace(
         blank,
         seed=note.seed,
@@ -284,7 +291,8 @@ def _load(path: Path, blank: Run) -> tuple[Run, Places, dict[str, int]]:
         idle=note.idle,
         time=note.time,
         signals=_signals(note.signals),
-        x=tensors["x"].to(blank.x.device),
+        x=x,
+        flight=flights.restored(tensors, note.flight, x),
         base=None if base is None else base.to(blank.x.device),
         states=_states(tensors, blank.states, blank.x),
         tables=tuple(by_rule),

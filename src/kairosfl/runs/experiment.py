@@ -149,7 +149,7 @@ def _record_rounds(
             reports = yield briefs
             with undisturbed() as held:
                 recording = True
-                sent, before = briefs, run.round
+                before = run.round
                 run, briefs = stages.send(reports)
                 if run.round == before and briefs is not None:  # clients were only measured
                     recording = False
@@ -165,7 +165,7 @@ def _record_rounds(
                 # --- record ---
                 seconds = time.perf_counter() - began
                 row = recorded(run, setup) | metrics.from_elsewhere(run)
-                row |= metrics.row(run, prepared.task, measured, sent, seconds)
+                row |= metrics.row(run, prepared.task, measured, seconds)
                 cosines = run.round in about.run.cosines
                 clients = metrics.clients_row(run, prepared.task, measured, cosines=cosines)
                 folder.append(row, clients, first=run.round == first)

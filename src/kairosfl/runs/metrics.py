@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
+from kairosfl.core.fields import AFTER, BEFORE, Reports
 from kairosfl.core.measures import cosine_matrix
 from kairosfl.core.run import Record, Run
 from kairosfl.engines.evaluate import Scores
@@ -41,8 +41,8 @@ class Measured:
     plain: Scores | None = None
 
 
-def row(run: Run, task: Task, measured: Measured, sent: Briefs, seconds: float) -> dict[str, Any]:
-    """One line of metrics.jsonl; `sent` are the briefs of the round."""
+def row(run: Run, task: Task, measured: Measured, seconds: float) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
     record, signals = run.record, run.signals
     assert record is not None
     main, _ = task.main
@@ -71,11 +71,19 @@ def row(run: Run, task: Task, measured: Measured, sent: Briefs, seconds: float) 
         "fisher_bytes": None,
     }
     if record.reports:
-        line |= _trained(record, record.reports, sent)
+        line |= _trained(record, record.reports)
     line |= _by_client(task, measured.by_client)
     line["seconds"] = seconds
     if measured.plain:
         line[f"plain_{main}"] = measured.plain.main
+    if record.clock is not None:
+        line |= {
+            "time": run.time,
+            "device_seconds": record.clock.device_seconds,
+            "wasted_seconds": record.clock.wasted_seconds,
+            "age": record.clock.age,
+            "together": record.clock.together,
+        }
     return line
 
 
@@ -86,14 +94,14 @@ def _evaluated(task: Task, scores: Scores | None) -> dict[str, Any]:
     return {**scores.metrics, "loss": scores.loss}
 
 
-def _trained(record: Record, reports: Reports, sent: Briefs) -> dict[str, Any]:
+def _trained(record: Record, reports: Reports) -> dict[str, Any]:
     """What the clients did whose reports count."""
     line: dict[str, Any] = {
         "train_loss": float(record.weights @ reports.loss),
         "epochs": float(reports.epochs.mean()),
         "epochs_total": float(reports.epochs.sum()),
         "steps": int(reports.steps.sum()),
-        "samples": reports.samples(sent),
+        "samples": record.samples,
     }
     if reports.fisher_seconds is not None:
         line["fisher_seconds"] = sum(reports.fisher_seconds.tolist())
@@ -150,6 +158,8 @@ def clients_row(run: Run, task: Task, measured: Measured, *, cosines: bool) -> d
     if cosines:
         angles = cosine_matrix(reports.delta).double().cpu().numpy()
         line["cosines"] = np.round(angles, 4).tolist()
+    if record.clock is not None:
+        line |= {"took": record.clock.took.tolist(), "age": record.clock.ages.tolist()}
     return line | {
         "n": reports.n.tolist(),
         "weights": record.weights.tolist(),
