@@ -5,10 +5,13 @@ or below.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from kairosfl.rules import RULES
 
 SOURCE = Path(__file__).parents[1] / "src" / "kairosfl"
 FLOORS = (
@@ -125,3 +128,43 @@ def test_kernels_import_only_the_shared_numbers_and_each_other() -> None:
                 if module.startswith("kairosfl") and not module.startswith(FOR_KERNELS)
             }
     assert taken == KERNELS_BORROW
+
+
+# What is below the rules, and does not know them. Docstrings may cite a paper.
+BELOW_RULES = ("core", "data", "models", "tasks", "client", "detectors", "engines")
+# Names of rules that are words of other things as well.
+WORDS = {"average", "budget", "uniform", "privacy", "median", "limits", "attack"}
+
+
+def strings_and_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The strings but for docstrings, and the identifiers."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in docstrings:
+                yield node.lineno, node.value
+        elif isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.alias):
+            yield 0, node.name
+
+
+def test_no_code_below_the_rules_names_one() -> None:
+    classes = [rule.__name__ for rule in RULES.own.values()]
+    distinct = [name for name in RULES.own if name not in WORDS]
+    named = re.compile(rf"\b({'|'.join(classes)})\b|\b(?i:{'|'.join(distinct)})\b")
+    offending = [
+        f"{place}:{line}: {text}"
+        for place, tree in files()
+        if place.partition("/")[0] in BELOW_RULES
+        for line, text in strings_and_names(tree)
+        if named.search(text)
+    ]
+    assert offending == []

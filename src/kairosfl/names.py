@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kairosfl.core.spec import heads, missing
+from kairosfl.core.spec import EXAMPLES, heads, missing
 from kairosfl.errors import UserError
 
 
@@ -25,6 +25,8 @@ RULES = _words(
     "median trimmedmean geometricmedian krum limits attack"
 )
 DETECTORS = _words("fgn fedfim noisedfgn")
+EXAMPLES["rule"] = ("fedprox(mu=0.01)", "fedavgm")
+EXAMPLES["detector"] = ("fgn(delta=0.05)", "fedfim")
 PARTITIONS = _words(
     "iid dirichlet quantity shards labels client_dirichlet disjoint_dirichlet counts mixed natural"
 )

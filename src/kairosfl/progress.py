@@ -22,18 +22,13 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from kairosfl.runs.history import main_value
+from kairosfl.runs.history import main_value, spent
 from kairosfl.wording import counted, measured, pace
 
 PLAIN_LINES = 50  # per run, without a terminal
 SECONDS_PER_LINE = 60.0  # of a sweep, without a terminal
 SECONDS_PER_UPDATE = 0.1  # in a notebook
 BAR_WIDTH = 20
-EPSILONS = (
-    "epsilon",
-    "hypothetical_epsilon",
-    "local_epsilon",
-)  # as the rules of privacy record them
 
 
 def numbers() -> list[ProgressColumn]:
@@ -293,7 +288,7 @@ def describe(row: dict[str, Any], score: float | None, *, critical: bool = True)
         "critical" if critical and row["critical"] else "",
         *(
             f"{name.replace('_', ' ')} {row[name]:.3g}"
-            for name in EPSILONS
+            for name in spent(row)
             if row.get(name) is not None
         ),
     ]

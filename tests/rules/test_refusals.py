@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+import pytest
+
+from kairosfl.core.rule import Rule
+from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
+from kairosfl.rules.compositions import refusals, sums
 
 # By reason, every pair that is refused for it.
 STORED: dict[str, list[str]] = json.loads(
@@ -62,3 +69,25 @@ def test_every_pair_is_refused_for_its_reason_or_allowed_in_either_order() -> No
     assert seen.keys() == expected.keys()
     for pair, reason in seen.items():
         assert reason == expected[pair], pair
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"), [("Refused", refusals), ("Sums only", sums)], ids=["refused", "sums"]
+)
+def test_the_page_of_compositions_has_the_table(heading: str, table: Callable[[], str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "rules" / "compositions.md"
+    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    assert f"\n\n{table()}" in text, f"paste {table.__module__}.{table.__name__}() into {page}"
+
+
+def test_a_rule_of_others_that_moves_starts_is_refused_like_ours() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Scattered(Rule):
+        def traits(self) -> Traits:
+            return Traits(changes={"starts"})
+
+    with pytest.raises(UserError, match=r"an adaptive server step is about equally long"):
+        parse("fedadam") + Scattered()
+    with pytest.raises(UserError, match=r"Scattered's clients start on opposite sides"):
+        parse("median") + Scattered()
+    parse("fedavgm") + Scattered()

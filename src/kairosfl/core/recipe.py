@@ -74,8 +74,7 @@ class Recipe:
         eps: Of "adamw": added to the root of the second moment.
         weight_decay: Added to the gradient by "sgd", decoupled in "adamw".
         clip: Largest norm of a batch's gradient; 0 for no clipping.
-        clip_after: Whether to clip after the corrections of rules (FedProx, SCAFFOLD, FedDyn,
-        FedCM), not before.
+        clip_after: Whether to clip after the corrections of rules, not before.
         schedule: Of the learning rate over the rounds: "constant", "exponential", "steps" or
         "cosine".
         gamma: Factor per round ("exponential") or per milestone ("steps").

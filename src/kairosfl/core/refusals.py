@@ -174,12 +174,23 @@ class Member:
     facts: frozenset[str]
 
 
-def refused(first: Member, second: Member) -> str | None:
-    """Why two rules cannot be combined, or None."""
+Match = tuple[Refusal, Member, Member]
+
+
+def match(first: Member, second: Member) -> Match | None:
+    """The first row that refuses two rules, with the one and the other as the row has them."""
     for row in TABLE:
         for one, other in ((first, second), (second, first)):
             if row.one <= one.facts and row.other <= other.facts:
-                return _reason(row, one, other)
+                return row, one, other
+    return None
+
+
+def refused(first: Member, second: Member) -> str | None:
+    """Why two rules cannot be combined, or None."""
+    matched = match(first, second)
+    if matched:
+        return _reason(*matched)
     for one, other in ((second, first), (first, second)):
         for word, reason in one.traits.refuses.items():
             if word in other.facts:
@@ -191,14 +202,14 @@ def refused(first: Member, second: Member) -> str | None:
 
 
 def _reason(row: Refusal, one: Member, other: Member) -> str:
-    fixes = [*_suggested(one, row.other), *_suggested(other, row.one)]
+    fixes = [*suggested(one, row.other), *suggested(other, row.one)]
     if row.fix:
         fixes.append(row.fix)
     why = "; ".join((row.why, *[", or ".join(fixes)] * bool(fixes)))
     return why.format(one=one.rule.name(), other=other.rule.name())
 
 
-def _suggested(member: Member, changed: frozenset[str]) -> Iterator[str]:
+def suggested(member: Member, changed: frozenset[str]) -> Iterator[str]:
     """What a rule suggests about another one that changes this."""
     for word in sorted(changed):
         if word in member.traits.instead:

@@ -1,4 +1,4 @@
-"""Text for frozen dataclasses: `fedprox(mu=0.01)` and back, for rules and detectors alike."""
+"""Text for frozen dataclasses: `name(option=0.1)` and back, for rules and detectors alike."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Spec:
 
 
 EMPTY = {"rule": ("fedavg",)}  # names of the empty sum
-EXAMPLES = {"rule": ("fedprox(mu=0.01)", "fedavgm"), "detector": ("fgn(delta=0.05)", "fedfim")}
+# Of each kind, for messages: one with an option and another; `kairosfl.names` has better ones.
+EXAMPLES = dict.fromkeys(("rule", "detector"), ("name(option=0.1)", "other"))
 
 
 def build(

@@ -6,14 +6,10 @@ from collections.abc import Iterable
 
 from kairosfl.report.pictures import counted
 from kairosfl.report.read import Group, RunData
+from kairosfl.runs.history import spent
 from kairosfl.runs.metrics import judged
 
 LATE = "† models are averaged only since one of the final 10 % of rounds: scored after the last, others by their mean"
-EPSILONS = (
-    "epsilon",
-    "hypothetical_epsilon",
-    "local_epsilon",
-)  # as the rules of privacy record them
 
 
 def notes(group: Group) -> tuple[str, ...]:
@@ -48,11 +44,10 @@ def notes(group: Group) -> tuple[str, ...]:
         if len({*each}) > 1
     ]
     early = [(run, run.summary["finished"]) for run in group.runs if run.summary.get("finished")]
-    spent = [
+    used = [
         f"{_who(run, group)}{name.replace('_', ' ')} {run.column(name)[-1]:.4g}"
         for run in group.runs
-        for name in EPSILONS
-        if name in run.columns
+        for name in spent(run.columns)
     ]
     late = any(run.after_last for run in group.shown)
     said = (verdict for run in group.runs for verdict in run.summary.get("verdicts") or ())
@@ -70,7 +65,7 @@ def notes(group: Group) -> tuple[str, ...]:
         ),
         *(f"{_who(run, group)}finished after round {run.last}: {said}" for run, said in early),
         *([LATE] if late else []),
-        *([f"privacy spent: {', '.join(spent)}"] if spent else []),
+        *([f"privacy spent: {', '.join(used)}"] if used else []),
         *(
             [f"missing from metrics.jsonl, so that later costs are unknown: {', '.join(gaps)}"]
             if gaps

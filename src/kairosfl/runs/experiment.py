@@ -167,7 +167,9 @@ def _record_rounds(
                 row = recorded(run, setup) | metrics.from_elsewhere(run)
                 row |= metrics.row(run, prepared.task, measured, seconds)
                 cosines = run.round in about.run.cosines
-                clients = metrics.clients_row(run, prepared.task, measured, cosines=cosines)
+                clients = metrics.clients_row(
+                    run, prepared.task, setup.algorithm, measured, cosines=cosines
+                )
                 folder.append(row, clients, first=run.round == first)
                 _log_rejections(run, setup, folder)
                 for listen in listeners:

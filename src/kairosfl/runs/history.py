@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,3 +52,8 @@ def rounds_to(
         ),
         None,
     )
+
+
+def spent(columns: Iterable[str]) -> list[str]:
+    """Those of these columns that say what of a promise of privacy is used up."""
+    return [name for name in columns if name == "epsilon" or name.endswith("_epsilon")]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kairosfl.core.fields import AFTER, BEFORE, Reports
 from kairosfl.core.measures import cosine_matrix
+from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Record, Run
 from kairosfl.engines.evaluate import Scores
 from kairosfl.runs.history import final_tenth
@@ -138,7 +139,9 @@ def worst_tenth(values: np.ndarray, *, higher: bool = True) -> float:
     return float(worst_first[: max(1, len(worst_first) // 10)].mean())
 
 
-def clients_row(run: Run, task: Task, measured: Measured, *, cosines: bool) -> dict[str, Any]:
+def clients_row(
+    run: Run, task: Task, algorithm: Algorithm, measured: Measured, *, cosines: bool
+) -> dict[str, Any]:
     """One line of clients.jsonl."""
     record = run.record
     assert record is not None
@@ -168,7 +171,7 @@ def clients_row(run: Run, task: Task, measured: Measured, *, cosines: bool) -> d
         "loss": reports.loss.tolist(),
         "similarity": _numbers(reports.similarity),
         "score": _score(reports),
-        "lambda": _lambda(run),
+        "lambda": _shares(run, algorithm),
     }
 
 
@@ -208,16 +211,14 @@ def _by_class(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {"class_accuracy": accuracy, "confusion": counts}
 
 
-def _lambda(run: Run) -> dict[str, float] | None:
+def _shares(run: Run, algorithm: Algorithm) -> dict[str, float] | None:
     """The weights of a rule that combines every stored row, by client."""
-    for state, table in zip(run.states, run.tables, strict=True):
-        if "lambda" not in state or len(state["lambda"]) != len(table):
-            continue
-        weights = {}
-        for client, weight in zip(table.ids, state["lambda"].tolist(), strict=True):
-            if weight > 1e-6:
-                weights[str(client)] = weight
-        return weights
+    for i, traits in enumerate(algorithm.traits):
+        shares = run.states[i].get(traits.weighs)
+        ids = run.tables[i].ids
+        if shares is not None and len(shares) == len(ids):
+            pairs = zip(ids, shares.tolist(), strict=True)
+            return {str(client): share for client, share in pairs if share > 1e-6}
     return None
 
 

@@ -306,7 +306,7 @@ def _references(state: State, kind: Kind) -> dict[str, Tensor]:
 def _contrast(
     state: State, kind: Kind, batch: Batch, features: Tensor, still: dict[str, Tensor]
 ) -> Tensor:
-    """MOON's term of every client."""
+    """The contrastive term of every client."""
     reals = state.reals[:, : kind.width]
     toward, away = (
         F.cosine_similarity(features, still[name], dim=1) for name in ("anchor", "previous")
@@ -318,7 +318,7 @@ def _contrast(
 
 
 def _stop(state: State, kind: Kind, batch: Batch, cosines: Tensor) -> None:
-    """ALT: a client whose features have diverged stops after this step, or after the epoch."""
+    """A client whose features have diverged stops after this step, or after the epoch."""
     whole, sums = state.wholes[:, : kind.width], state.sums[:, : kind.width]
     cosines = cosines.view(batch.samples.shape)
     mean = (cosines * batch.share).sum(1)

@@ -104,7 +104,7 @@ def _insist(brief: Brief, clip: float, noise: float) -> None:
     if (math.inf if allowed is None else allowed) > clip or (added or 0.0) < noise:
         raise UserError(
             f"this device sends updates with update_clip = {clip:g} and update_noise = {noise:g} or stricter, and the "
-            f"brief has {allowed} and {added}; use localprivacy with a smaller epsilon or clip."
+            f"brief has {allowed} and {added}; use a rule with more noise or a smaller clip."
         )
     if noise and brief.stop_below is not None:
         raise UserError(
