@@ -54,9 +54,9 @@ results: .venv/ready  # the page of results and a figure as a paper prints it, f
 	$(BIN)/python -m kairosfl_reproductions.page results docs/results.md
 	$(BIN)/kairosfl figure results/alt-figure2.json -o docs/assets/alt-figure2-print.svg --font serif --y-range 55:73 \
 		--only cifar10-fedavg --only cifar10-fedavg-alt --only 'cifar10-moon*'
-	$(BIN)/python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
+	$(BIN)/python benchmarks/studies/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
 		--curves docs/assets/moment-curves.svg > /dev/null
-	$(BIN)/python benchmarks/moment_tables.py results/studies/moment.json docs/moment.md
+	$(BIN)/python benchmarks/studies/moment_tables.py results/studies/moment.json docs/moment.md
 
 dist: .venv/ready  # wheel and sdist, tried in an empty environment
 	rm -rf dist
@@ -64,16 +64,16 @@ dist: .venv/ready  # wheel and sdist, tried in an empty environment
 	$(BIN)/python .ci/prove_dist.py
 
 bench: .venv/ready
-	$(BIN)/python benchmarks/loop.py
-	$(BIN)/python benchmarks/adapting.py
-	$(BIN)/python benchmarks/aware.py
+	$(BIN)/python benchmarks/speed/loop.py
+	$(BIN)/python benchmarks/speed/adapting.py
+	$(BIN)/python benchmarks/speed/aware.py
 
 bench-peers: .venv/ready
 	$(BIN)/python benchmarks/peers/run.py
 
 bench-gpu-peers:  # pfl's CIFAR-10 workload on a GPU, with and without privacy; needs a torch for it, and pfl on PYTHONPATH
-	$(GPU_PYTHON) benchmarks/against_pfl.py --device cuda
-	$(GPU_PYTHON) benchmarks/against_pfl.py --device cuda --setting private
+	$(GPU_PYTHON) benchmarks/speed/against_pfl.py --device cuda
+	$(GPU_PYTHON) benchmarks/speed/against_pfl.py --device cuda --setting private
 
 lint: .venv/full  # mypy reads what the extras install
 	$(BIN)/ruff check .

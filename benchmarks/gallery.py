@@ -21,22 +21,13 @@ from typing import Any
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from setting import GALLERY
 
 from kairosfl.errors import UserError
 from kairosfl.report.page import write_report
 from kairosfl.runs.sweep import expand, sweep
 
 PICTURES = Path(__file__).parents[1] / "docs" / "assets" / "gallery"
-BASE: dict[str, Any] = {
-    "data": {"clients": 40, "alpha": 0.1},
-    "train": {"rounds": 60, "cohort": 8, "epochs": 2, "batch_size": 16},
-    "run": {
-        "engine": "batched",
-        "device": "cpu",
-        "detector": "fgn.paired()",
-        "checkpoint_every": 60,
-    },
-}
 SAVING = "scaffold + budget(share=0.4, by='detector') + average"
 ADAPTIVE = "fedcl + alt + pa3fed + fedaware"
 STUDIES: dict[str, dict[str, Any]] = {
@@ -121,7 +112,7 @@ def main(folder: Path) -> None:
     """Everything, from the runs to the pictures."""
     for name, lists in STUDIES.items():
         with suppress(UserError):  # some of the runs are meant to fail
-            sweep(expand({**BASE, "sweep": lists}), folder / name)
+            sweep(expand({**GALLERY, "sweep": lists}), folder / name)
         write_report([folder / name], folder / f"{name}.html")
     PICTURES.mkdir(parents=True, exist_ok=True)
     camera = Camera(folder)

@@ -74,49 +74,56 @@ SCRIPTS = ROOT / "benchmarks"
 OUT = "OUT"  # stands for an empty folder
 # How each script is tried within seconds on a CPU, and what it then prints.
 SMALL: dict[str, tuple[str, str]] = {
-    "adapters": ("--small --device cpu --models 336M", "336M"),
-    "adapting": (
+    "speed/adapters": ("--small --device cpu --models 336M", "336M"),
+    "speed/adapting": (
         "--model lenet --samples 10 --epochs 1 --batch 10 --repeats 1",
         "ALT's second pass",
     ),
-    "against_pfl": (
+    "speed/against_pfl": (
         "--device cpu --synthetic --who kairos --rounds 2 --every 1 --clients 12 --cohort 2",
         "ms a round, 2 rounds",
     ),
-    "anymodel": ("--small --device cpu", "images"),
-    "attacks": ("--rounds 3 --rules fedavg median --shares 0.3 --data iid", "median"),
-    "aware": ("--clients 20 --parameters 2000 --reports 3 --rounds 1 --threads 1", "duality gap"),
-    "aware_solver": ("--seeds 1 --rounds 4 --variants exact FedAvgM", "exact"),
-    "client_accuracy": ("--rounds 2 --repeats 1", "loop, 2 rounds"),
-    "growth": (
+    "speed/anymodel": ("--small --device cpu", "images"),
+    "studies/attacks": ("--rounds 3 --rules fedavg median --shares 0.3 --data iid", "median"),
+    "speed/aware": (
+        "--clients 20 --parameters 2000 --reports 3 --rounds 1 --threads 1",
+        "duality gap",
+    ),
+    "studies/aware_solver": ("--seeds 1 --rounds 4 --variants exact FedAvgM", "exact"),
+    "speed/client_accuracy": ("--rounds 2 --repeats 1", "loop, 2 rounds"),
+    "speed/growth": (
         f"--millions 0.1 --limit 0.01 --repeats 1 --out {OUT}/growth.png",
         "| 0.1 M | batched |",
     ),
-    "growth_rates": (f"--small --device cpu --limit 0.01 --out {OUT}/rates.png", "clients"),
-    "lies": ("--out benchmarks/lies.json --only-print", "template"),
-    "loop": ("--repeats 1 --clients 1000", "1,000 clients against"),
-    "moment": (f"--tiny --seeds 1 --minutes 0.1 --out {OUT}/moment --budgets 0.4", ", 40 % "),
-    "pairs": ("--only fedavg fedavgm --rounds 10 --cohort 3", "fedavgm"),
-    "scale": ("--clients 100 --cohort 20", "checkpoint with all rows"),
-    "small_rounds": ("--rounds 3", "ms a round"),
-    "together": ("--data digits --model mlp --rounds 2 --device cpu", "largest difference"),
+    "speed/growth_rates": (f"--small --device cpu --limit 0.01 --out {OUT}/rates.png", "clients"),
+    "studies/lies": ("--out benchmarks/studies/lies.json --only-print", "template"),
+    "speed/loop": ("--repeats 1 --clients 1000", "1,000 clients against"),
+    "studies/moment": (
+        f"--tiny --seeds 1 --minutes 0.1 --out {OUT}/moment --budgets 0.4",
+        ", 40 % ",
+    ),
+    "studies/pairs": ("--only fedavg fedavgm --rounds 10 --cohort 3", "fedavgm"),
+    "speed/scale": ("--clients 100 --cohort 20", "checkpoint with all rows"),
+    "speed/small_rounds": ("--rounds 3", "ms a round"),
+    "studies/together": ("--data digits --model mlp --rounds 2 --device cpu", "largest difference"),
 }
 # Scripts of which only `--help` is tried, and why.
 NOT_RUN = {
-    "averaging": "its 100 rounds are part of what it says; its numbers are stored",
-    "engines": "needs CIFAR-10",
-    "flower_memory": "starts a federation of processes",
-    "flower_overhead": "starts a federation of processes",
-    "precision": "compares the precisions of a GPU",
-    "ray_overhead": "starts a Ray cluster",
+    "studies/averaging": "its 100 rounds are part of what it says; its numbers are stored",
+    "speed/engines": "needs CIFAR-10",
+    "speed/flower_memory": "starts a federation of processes",
+    "speed/flower_overhead": "starts a federation of processes",
+    "studies/precision": "compares the precisions of a GPU",
+    "speed/ray_overhead": "starts a Ray cluster",
     "peers/run": "installs other frameworks",
-    "moment_tables": "replaces the tables of a page",
+    "studies/moment_tables": "replaces the tables of a page",
 }
 # Scripts that are not called alone, or only with a program that may not be installed: that they
 # compile.
 COMPILED = {
     "gallery",
     "golden",
+    "setting",
     *(f"peers/{name}" for name in ("by_hand", "common", "fedlab", "flgo", "flower")),
 } | {
     "peers/kairos",
@@ -136,7 +143,7 @@ def test_a_script_runs_in_small(
     words, said = SMALL[name]
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.replace(OUT, str(tmp_path)).split()])
-    import_module(name).main()
+    import_module(name.rpartition("/")[2]).main()
     assert said in capsys.readouterr().out
 
 

@@ -269,7 +269,7 @@ def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(
 
 
 MEASURED: dict[str, list[float | str]] = json.loads(
-    (ROOT / "benchmarks" / "pairs.json").read_text()
+    (ROOT / "benchmarks" / "studies" / "pairs.json").read_text()
 )
 PAIRS = [f"{one} + {other}" for one, other in combinations(PUBLIC, 2)]
 ALARM = 0.10
@@ -282,7 +282,7 @@ def test_every_rule_and_every_pair_was_measured() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_pair_is_refused_or_trains_or_the_documentation_says_why_not(pair: str) -> None:
-    """Within ten points of FedAvg (benchmarks/pairs.py), unless docs/rules/compositions.md names
+    """Within ten points of FedAvg (benchmarks/studies/pairs.py), unless docs/rules/compositions.md names
     the pair.
     """
     values = [value for value in MEASURED[pair] if not isinstance(value, str)]

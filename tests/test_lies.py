@@ -1,7 +1,7 @@
 """One client of ten lies, 25 rounds on digits: what the deployment's template withstands, and
 FedAvg does not.
 
-The lies, and the tables of docs/trust.md, are in benchmarks/lies.py.
+The lies, and the tables of docs/trust.md, are in benchmarks/studies/lies.py.
 """
 
 from __future__ import annotations

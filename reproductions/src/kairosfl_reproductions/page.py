@@ -20,7 +20,7 @@ from kairosfl_reproductions.overview import draw_overview
 from kairosfl_reproductions.results import read, worded
 from kairosfl_reproductions.summary import TITLES, WIDE, chapter, summary
 
-STUDY = "studies/against-pfl.json"  # what `benchmarks/against_pfl.py --out` writes
+STUDY = "studies/against-pfl.json"  # what `benchmarks/speed/against_pfl.py --out` writes
 DETAILS = """[All results](../{page}) · Values are our mean ± sample standard deviation over the seeds that got
 furthest; columns that end in *published* are the paper's.
 

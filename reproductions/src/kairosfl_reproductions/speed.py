@@ -34,7 +34,7 @@ class Clock:
 
 
 def beside_pfl(path: Path, rounds: int) -> Clock:
-    """From what `benchmarks/against_pfl.py --out` wrote or, without that, from the milliseconds of
+    """From what `benchmarks/speed/against_pfl.py --out` wrote or, without that, from the milliseconds of
     another run.
     """
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

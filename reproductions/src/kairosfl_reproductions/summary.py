@@ -70,8 +70,8 @@ The first command lists the items. The second estimates the time it will take be
 run again after an interruption; it prints our values next to the published ones and plots the curves in
 `runs/reproduce/fedaware-table2`, whose runs can be examined with `kairosfl report`. Runs whose
 [data](data.md#where-the-files-are) is missing are named and skipped. `--results DIR` adds the results to files like
-those from which this page is generated, after Ctrl-C those of the finished rounds. `benchmarks/tables.sh` has the
-commands of these pages, with the time that each takes on a GPU, and `benchmarks/parts.sh` runs several side by side.
+those from which this page is generated, after Ctrl-C those of the finished rounds. `reproductions/tables.sh` has the
+commands of these pages, with the time that each takes on a GPU, and `reproductions/parts.sh` runs several side by side.
 """
 
 

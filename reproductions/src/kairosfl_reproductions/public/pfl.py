@@ -61,7 +61,7 @@ ITEMS = (
         seeds=1,
         note="Epsilon 2, delta 1e-6, clip 0.4, noise as for cohorts of 1,000; the account is that of a hypothetical "
         "million users, as in pfl's script. pfl publishes no accuracy for this configuration; beside pfl on the same "
-        "GPU, for 600 rounds, ours had 53.69 % and pfl 53.71 % (`benchmarks/against_pfl.py --setting private`), both "
-        "with users of 50 images on average.",
+        "GPU, for 600 rounds, ours had 53.69 % and pfl 53.71 % (`benchmarks/speed/against_pfl.py "
+        "--setting private`), both with users of 50 images on average.",
     ),
 )

@@ -1,7 +1,7 @@
 """Cost as work grows: seconds a round for cohorts of 1 to 1,000 clients and models of 0.1 to 100 M
 parameters.
 
-    python benchmarks/growth.py --device cpu
+    python benchmarks/speed/growth.py --device cpu
 
 Every client trains one batch of 32 samples of 64 features; the model is an MLP with two equal
 hidden layers. On a CPU seconds are those of one core that the process really had, on a GPU those of

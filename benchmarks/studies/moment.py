@@ -1,10 +1,12 @@
 """The right moment: when clients are worth most, what averaging is worth, and what the detectors
 see.
 
-    KAIROSFL_DATA=... python benchmarks/moment.py --out runs/moment --minutes 9 --json results/studies/moment.json
-    python benchmarks/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
+    KAIROSFL_DATA=... python benchmarks/studies/moment.py --out runs/moment --minutes 9 \
+        --json results/studies/moment.json
+    python benchmarks/studies/moment.py --show results/studies/moment.json --draw docs/assets/moment.svg \
         --curves docs/assets/moment-curves.svg
-    KAIROSFL_DATA=... python benchmarks/moment.py --detectors --out runs/seen --json results/studies/detectors.json
+    KAIROSFL_DATA=... python benchmarks/studies/moment.py --detectors --out runs/seen \
+        --json results/studies/detectors.json
 
 The first trains budgets of 100, 40 and 20 % of the clients, spent uniformly, by a plan and by FedCL
 with the paired detector, in two settings, or in another one with `--only`, and under two schedules;

@@ -2,7 +2,7 @@
 process: time and accuracy.
 
     KAIROSFL_DATA=... make bench-gpu-peers
-    KAIROSFL_DATA=... python benchmarks/against_pfl.py --setting private --device cuda --pfl-rounds 3000
+    KAIROSFL_DATA=... python benchmarks/speed/against_pfl.py --setting private --device cuda --pfl-rounds 3000
 
 `benchmarks/image_classification/configs/baseline.yaml` of apple/pfl-research: its CNN, 1,000 users
 of 50 samples, cohorts of 50 who count equally, one epoch, batch 10, lr 0.1. `iid` is 1,500 rounds;

@@ -1,8 +1,8 @@
 """Why is an unfinished Frank-Wolfe better than the exact minimum-norm point in FedAWARE? λ and
 accuracy, by solver.
 
-    python benchmarks/aware_solver.py --seeds 4                                     # digits, on a CPU
-    KAIROSFL_DATA=... python benchmarks/aware_solver.py --preset fedaware-cifar10-cnn --seeds 2 --device cuda
+    python benchmarks/studies/aware_solver.py --seeds 4                                     # digits, on a CPU
+    KAIROSFL_DATA=... python benchmarks/studies/aware_solver.py --preset fedaware-cifar10-cnn --seeds 2 --device cuda
 
 Every variant trains the same federation. `clients` is e to the entropy of λ, the number of clients
 that count; `distance` is ‖λ − uniform‖; `mean` and `exact` are the cosines of FedAWARE's direction
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ from kairosfl.rules.minnorm import min_norm
 from kairosfl.runs.config import resolve
 from kairosfl.runs.prepare import prepare
 
-# updates under other clients' names, as in FedAWARE's released server
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from setting import SOLVERS
+
+# Updates under other clients' names, as in FedAWARE's released server.
 SWAPPED = "attack(lie='swapped', share=1.0) + "
 BASE = "fedavgm(beta=0.7) + fedaware(project=True{})"
 VARIANTS = {
@@ -44,11 +48,6 @@ VARIANTS = {
 VARIANTS |= {
     f"{name}, swapped": SWAPPED + VARIANTS[name] for name in ("FedAvgM", "exact", "Frank-Wolfe")
 }
-DIGITS: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 60, "alpha": 0.1},
-    "model": {"name": "mlp"},
-    "train": {"rounds": 120, "cohort": 6, "epochs": 3, "batch_size": 16, "lr": 0.02},
-}
 
 
 def main() -> None:
@@ -60,7 +59,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     asked = parser.parse_args()
-    tables = presets.read(asked.preset) if asked.preset else DIGITS
+    tables = presets.read(asked.preset) if asked.preset else SOLVERS
     tables = {**tables, "run": {"device": asked.device, "engine": "batched"}}
     if asked.rounds:
         tables["train"] = {**tables["train"], "rounds": asked.rounds}

@@ -1,7 +1,7 @@
 """Whether a precision costs accuracy: the same runs in float32, tf32 and bfloat16, several seeds of
 each.
 
-    KAIROSFL_DATA=... python benchmarks/precision.py
+    KAIROSFL_DATA=... python benchmarks/studies/precision.py
 
 CIFAR-10, Dir(0.1), 100 clients, 10 a round, the 2-convolution CNN, 50 rounds; all runs are one
 sweep on one GPU.

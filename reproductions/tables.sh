@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tables of the papers and the public benchmarks on one GPU; each part resumes if it is run again.
 #
-#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=tf32] sh benchmarks/tables.sh PART [RESULTS]
+#     KAIROSFL_DATA=... [SEEDS=3] [FIRST=0] [ROUNDS=60] [EVERY=2] [PRECISION=tf32] sh reproductions/tables.sh PART [RESULTS]
 #
 # The results say which precision a run had: parts whose estimate says so have bfloat16 unless another is asked for. Estimates are for one H200, from the images per second in docs/gpu.md.
 # Parts with small models leave room on the GPU: parts.sh runs several side by side. Six parts whose estimates add up to 36 minutes

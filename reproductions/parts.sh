@@ -1,7 +1,7 @@
 #!/bin/sh
 # Several parts of tables.sh side by side on one GPU, which small models cannot fill one after the other.
 #
-#     KAIROSFL_DATA=... [LIMIT=1500] sh benchmarks/parts.sh aware-cifar100 "EVERY=10 fedcl-lstm" "SEEDS=3 EVERY=5 aware-stored"
+#     KAIROSFL_DATA=... [LIMIT=1500] sh reproductions/parts.sh aware-cifar100 "EVERY=10 fedcl-lstm" "SEEDS=3 EVERY=5 aware-stored"
 #
 # Words before the name of a part are settings for tables.sh. Each part stops after LIMIT seconds or Ctrl-C, resumes if it is run
 # again, and has a folder and a log in runs/parts; results are added to those in results/ at the end.

@@ -1,5 +1,5 @@
 """What measuring every client after the last round costs a small run: `python
-benchmarks/client_accuracy.py`.
+benchmarks/speed/client_accuracy.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Ratios of CPU seconds, measured in one run.
 
-    python benchmarks/loop.py
+    python benchmarks/speed/loop.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Accuracy by rule and attack with 10, 20 and 30 % liars, on IID and on non-IID digits.
 
-    python benchmarks/attacks.py --out benchmarks/attacks.json --picture docs/assets/attacks.svg
+    python benchmarks/studies/attacks.py --out benchmarks/studies/attacks.json --picture docs/assets/attacks.svg
 
 The runs of `lies.py`: digits over ten clients, all of them in every round, 25 rounds of one epoch;
 mean test accuracy over the final three. Runs that the file already has are not repeated. `--seeds 3

@@ -1,8 +1,8 @@
 """How fast clients train: one after another, and side by side, on CIFAR-10 dealt to 100 clients by
 Dir(0.1).
 
-    python benchmarks/engines.py --device cuda --models alexnet cnn alt_cnn resnet18 --json engines.json
-    python benchmarks/engines.py --device cuda --models cnn --parts profile
+    python benchmarks/speed/engines.py --device cuda --models alexnet cnn alt_cnn resnet18 --json engines.json
+    python benchmarks/speed/engines.py --device cuda --models cnn --parts profile
 
 For each model: whether `batched` computes what `loop` computes; then images really trained on per
 second, over whole rounds with the server's arithmetic and an evaluation after every round, by

@@ -1,6 +1,6 @@
 """The tables of docs/moment.md, from the results of the study.
 
-python benchmarks/moment_tables.py results/studies/moment.json docs/moment.md
+python benchmarks/studies/moment_tables.py results/studies/moment.json docs/moment.md
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ SPENT = {  # in the order of the rows of a budget
     "fedcm": "evenly, FedCM",
     "fedaware": "evenly, FedAWARE",
 }
-BEGIN, END = "<!-- tables: python benchmarks/moment_tables.py -->\n", "<!-- end of the tables -->\n"
+BEGIN, END = (
+    "<!-- tables: python benchmarks/studies/moment_tables.py -->\n",
+    "<!-- end of the tables -->\n",
+)
 
 
 def cell(rows: list[dict[str, Any]], schedule: str, budget: float, spent: str, score: str) -> str:

@@ -1,7 +1,7 @@
 """Memory of the server with a large random model over real Flower nodes, updates on disk.
 
-    python benchmarks/flower_memory.py [--parameters 25000000] [--nodes 4] [--algorithm fedavg] [--on-disk 0]
-    python benchmarks/flower_memory.py --limit 3     # as root: the kernel lets the server have no more
+    python benchmarks/speed/flower_memory.py [--parameters 25000000] [--nodes 4] [--algorithm fedavg] [--on-disk 0]
+    python benchmarks/speed/flower_memory.py --limit 3     # as root: the kernel lets the server have no more
 
 SuperLink and SuperNodes are real processes on loopback with TLS and authentication. Weights and
 updates are random: Flower sends equal chunks only once. Printed is the server process's memory

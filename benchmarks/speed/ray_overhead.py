@@ -1,7 +1,7 @@
 """What a round costs beyond its training on engine `ray`: a model of six numbers, one step a
 client.
 
-    python benchmarks/ray_overhead.py [--actors 4] [--rounds 200] [--parameters 25_000_000]
+    python benchmarks/speed/ray_overhead.py [--actors 4] [--rounds 200] [--parameters 25_000_000]
 
 With --parameters a random model of that size shows the cost of moving updates; the median round is
 printed either way.

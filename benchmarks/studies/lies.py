@@ -1,7 +1,7 @@
 """One client of ten lies: what it costs without limits, and with those of the deployment's
 template.
 
-    python benchmarks/lies.py --out benchmarks/lies.json
+    python benchmarks/studies/lies.py --out benchmarks/studies/lies.json
 
 Digits over ten clients, all of them in every round, 25 rounds of one epoch, batch 32, lr 0.2, an
 `mlp`; mean test accuracy over the final tenth of the rounds. Prints the tables of docs/trust.md.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -21,17 +22,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, rounds
+from kairosfl import Batched
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.round import result
-from kairosfl.data import load
 from kairosfl.deploy.templates import RUN
-from kairosfl.detectors import FGN
 from kairosfl.tasks.hostile import flip_labels
-from kairosfl.tasks.partitions import partition
 from kairosfl.tasks.population import Population
 
-CLIENTS, ROUNDS, LONG, LIAR = 10, 25, 60, 3
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from setting import LIES as SETTING
+from setting import begin
+
+CLIENTS = SETTING.clients
+ROUNDS = SETTING.rounds
+LONG = 60
+LIAR = 3
 TEMPLATE = str(tomllib.loads(RUN)["algorithm"])  # of `kairosfl deploy new`
 BARE, _, LIMITS = TEMPLATE.rpartition(" + ")  # its last rule are the limits
 PA3FED = f"{BARE} + pa3fed(always=True)"
@@ -129,26 +134,23 @@ class Case:
 def accuracy(case: Case) -> float:
     """Over the final tenth of the rounds."""
     torch.set_num_threads(1)
-    dataset = load("digits")
-    options = {} if case.data == "iid" else {"alpha": 0.1}
-    clients = partition(dataset, name=case.data, clients=CLIENTS, seed=case.seed, **options)
+    setting = SETTING
+    if case.data == "dirichlet":
+        setting = replace(SETTING, alpha=0.1)
+    clients = setting.population(case.seed)
     if case.unequal:  # a tenth of the samples to all of them
         parts = np.geomspace(0.1, 1, CLIENTS)
         kept = [
             each[: max(4, int(part * len(each)))] for each, part in zip(clients, parts, strict=True)
         ]
         clients = Population.from_lists(kept)
-    model = models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=case.seed)
-    task = Task(model, dataset, clients)
+    task = setting.task(case.seed, clients)
     if case.flipped:
         task = flip_labels(task, case.flipped)
     engine = Batched(task)
-    recipe = Recipe(rounds=case.length, cohort=CLIENTS, epochs=1, batch_size=32, lr=0.2)
-    setup = Setup(parse(case.algorithm), recipe, CLIENTS, task.layout, detectors=(FGN(),))
-    course = drive(
-        rounds(Run.start(engine.start(), setup, seed=case.seed), setup),
-        Lying(engine, LIES[case.lie]),
-    )
+    recipe = setting.recipe(rounds=case.length)
+    lying = Lying(engine, LIES[case.lie])
+    setup, course = begin(engine, case.algorithm, recipe, case.seed, through=lying)
     scores = [
         engine.evaluate(result(run, setup)).accuracy
         for run in course

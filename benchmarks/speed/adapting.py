@@ -1,7 +1,8 @@
 """What adapting costs a client: each measurement as a part of plain local training. CPU seconds,
 taken in turns.
 
-    python benchmarks/adapting.py [--model cnn] [--augment] [--samples 200] [--epochs 5] [--batch 32] [--repeats 7]
+    python benchmarks/speed/adapting.py [--model cnn] [--augment] [--samples 200] [--epochs 5] \
+        [--batch 32] [--repeats 7]
 
 CIFAR-shaped synthetic data. Memory is what the process takes beyond what it held before.
 """

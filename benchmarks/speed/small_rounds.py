@@ -1,6 +1,6 @@
 """What a small round costs besides arithmetic: 50 clients, 5 steps of batch 10, a tiny model.
 
-    python benchmarks/small_rounds.py [--device cuda] [--baseline OTHER_CHECKOUT] [--profile]
+    python benchmarks/speed/small_rounds.py [--device cuda] [--baseline OTHER_CHECKOUT] [--profile]
 
 Prints milliseconds a round as a whole, without the steps, between the rounds and by part, and with
 --baseline those of another checkout in the same run, the two taking turns, and whether both end
@@ -63,7 +63,7 @@ PARTS = {  # what to time: module, class or None, function
     "receive to step": [("core.round", None, "conclude")],
     "evaluation": [("engines.batched.engine", "Batched", "evaluate")],
     "metrics rows": [("runs.metrics", None, "row"), ("runs.metrics", None, "clients_row")],
-    "writing lines": [("runs.experiment", None, "append_json")],
+    "writing lines": [("runs.folder", None, "append_json")],
 }
 
 
@@ -216,7 +216,7 @@ def main() -> None:
         for part, value in found["parts"].items():
             print(f"  {value:7.3f}  {part}")
         return
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[2]
     turns = [
         (in_checkout(options.baseline, options), in_checkout(here, options))
         for _ in range(options.repeats)

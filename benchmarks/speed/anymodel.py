@@ -1,7 +1,7 @@
 """How fast models that nobody wrote for this engine train: a ViT with a class token, and a
 separable CNN.
 
-    python benchmarks/anymodel.py --device cuda
+    python benchmarks/speed/anymodel.py --device cuda
 
 For each model and precision, images a second of random data in one process: `eager` one client
 after another in a tight loop, `batched` with all clients in one cohort, and `ceiling` one model on

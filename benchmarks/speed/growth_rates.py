@@ -1,7 +1,7 @@
 """Speed and memory as work grows: 1 to 1,000 clients, 0.1 to 300 M parameters trained in full,
 adapters of up to 1.1 B.
 
-    python benchmarks/growth_rates.py --device cuda --limit 6 --json growth.json
+    python benchmarks/speed/growth_rates.py --device cuda --limit 6 --json growth.json
 
 Engine `batched`, random data, one step of batch 8 a client and round: a residual CNN of growing
 width (images a second) and the language models with LoRA adapters of `adapters.py` (tokens a

@@ -1,9 +1,9 @@
 """Every pair of rules but attacks and guards on non-IID digits: which ones train, against FedAvg
 with the same recipe.
 
-    python benchmarks/pairs.py --out benchmarks/pairs.json --picture docs/assets/pairs.svg
-    python benchmarks/pairs.py --read benchmarks/pairs.json --add --out benchmarks/pairs.json
-    python benchmarks/pairs.py --only "fedmut + fedavgm" "fedmut(alpha=0.4) + fedavgm"
+    python benchmarks/studies/pairs.py --out benchmarks/studies/pairs.json --picture docs/assets/pairs.svg
+    python benchmarks/studies/pairs.py --read benchmarks/studies/pairs.json --add --out benchmarks/studies/pairs.json
+    python benchmarks/studies/pairs.py --only "fedmut + fedavgm" "fedmut(alpha=0.4) + fedavgm"
 
 Digits over 40 clients by Dir(0.3), cohorts of 8, 60 rounds, three seeds, every rule with its
 default options; the mean test accuracy over the final 10 % of rounds. Pairs that are refused stay
@@ -17,36 +17,36 @@ import itertools
 import json
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 
-SEEDS, ROUNDS, CLIENTS, COHORT = 3, 60, 40, 8
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from setting import PAIRS, begin
+
+SEEDS = 3
 ALARM = 0.10  # below FedAvg by more than this needs a documented reason
 
 
-def train(text: str, seed: int, length: int = ROUNDS, cohort: int = COHORT) -> tuple[float, float]:
+def train(
+    text: str, seed: int, length: int = PAIRS.rounds, cohort: int = PAIRS.cohort
+) -> tuple[float, float]:
     """One run: mean accuracy over the final tenth of its rounds, and the mean length of the model's
     steps.
     """
     import torch
 
-    from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, rounds
+    from kairosfl import Batched
     from kairosfl.core.round import result
-    from kairosfl.data import load
-    from kairosfl.detectors import FGN
-    from kairosfl.tasks.partitions import partition
 
     torch.set_num_threads(1)
-    dataset = load("digits")
-    clients = partition(dataset, name="dirichlet", clients=CLIENTS, seed=seed, alpha=0.3)
-    model = models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=seed)
-    task = Task(model, dataset, clients)
-    engine = Batched(task)
-    recipe = Recipe(rounds=length, cohort=cohort, epochs=2, batch_size=16, lr=0.05)
-    setup = Setup(parse(text), recipe, len(clients), task.layout, detectors=(FGN(),))
-    x, steps, scores = engine.start(), [], []
-    for run in drive(rounds(Run.start(x.clone(), setup, seed=seed), setup), engine):
+    engine = Batched(PAIRS.task(seed))
+    setup, course = begin(engine, text, PAIRS.recipe(rounds=length, cohort=cohort), seed)
+    x = engine.start()
+    steps = []
+    scores = []
+    for run in course:
         steps.append(float((run.x - x).norm()))
         x = run.x.clone()
         if run.round > length - length // 10:
@@ -156,8 +156,8 @@ def main() -> None:
         metavar="ALGORITHM",
         help="just these, and how long the model's steps are",
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="with --only")
-    parser.add_argument("--cohort", type=int, default=COHORT, help="with --only")
+    parser.add_argument("--rounds", type=int, default=PAIRS.rounds, help="with --only")
+    parser.add_argument("--cohort", type=int, default=PAIRS.cohort, help="with --only")
     chosen = parser.parse_args()
     if chosen.only:
         return show(chosen.only, chosen.rounds, chosen.cohort)

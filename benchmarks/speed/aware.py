@@ -1,7 +1,8 @@
 """What a round of FedAWARE costs the server: many clients of many parameters, a few of which
 report.
 
-    python benchmarks/aware.py [--clients 1000] [--parameters 1000000] [--reports 10] [--options "dtype='bfloat16'"]
+    python benchmarks/speed/aware.py [--clients 1000] [--parameters 1000000] [--reports 10] \
+        [--options "dtype='bfloat16'"]
 
 Prints the seconds of a round's observe, write and step, of its parts, and the peak memory against
 the table's.

@@ -1,7 +1,7 @@
 """What a round costs beyond its training over Flower: Kairos and Flower's own FedAvg, on both kinds
 of nodes.
 
-    python benchmarks/flower_overhead.py [--nodes 4] [--rounds 6] [--turns 1] [--parameters 82]
+    python benchmarks/speed/flower_overhead.py [--nodes 4] [--rounds 6] [--turns 1] [--parameters 82]
                                          [--resident] [--requests]
 
 SuperLink and nodes are real processes on loopback with TLS and authentication. Clients of both apps

@@ -1,7 +1,7 @@
 """Whether a run of a sweep is what it is alone: the same runs together on one engine and one by
 one.
 
-    KAIROSFL_DATA=... python benchmarks/together.py
+    KAIROSFL_DATA=... python benchmarks/studies/together.py
 
 The setting is that of precision.py, for 10 rounds; three algorithms, two seeds.
 """

@@ -1,6 +1,6 @@
 """How fast LoRA adapters of many clients train beside one frozen language model.
 
-    python benchmarks/adapters.py --device cuda
+    python benchmarks/speed/adapters.py --device cuda
 
 Random tokens, rank 8: on the query, key, value and output projections of a decoder like Llama, or
 on query and value of one like GPT-2, as in LoRA's paper. `eager`, `batched` and `ceiling` (one

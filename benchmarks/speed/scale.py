@@ -1,7 +1,7 @@
 """A simulated federation of 100,000 clients in rotation: time, memory, and what a client's row
 costs.
 
-    python benchmarks/scale.py [--clients 100000] [--cohort 500] [--algorithm scaffold]
+    python benchmarks/speed/scale.py [--clients 100000] [--cohort 500] [--algorithm scaffold]
 
 Every client trains once: clients / cohort rounds. The model is a linear layer on 60 features, as
 for the synthetic data of the FedProx paper; 20 samples a client. A checkpoint is written and

@@ -1,7 +1,7 @@
 """How long a window of averaged models should be, and whether it is a share of the rounds or of the
 learning rates.
 
-    python benchmarks/averaging.py --out benchmarks/averaging.json --draw docs/assets/averaging.svg
+    python benchmarks/studies/averaging.py --out benchmarks/studies/averaging.json --draw docs/assets/averaging.svg
 
 FedAvg over 100 rounds under three schedules, on digits (40 clients by Dir(0.1), 2 local epochs) and
 Fashion-MNIST (200 clients, one epoch), both with a small MLP. Every run's models are kept, so that
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kairosfl import Batched, Recipe, Run, Setup, Task, drive, models, parse, rounds
-from kairosfl.data import load
-from kairosfl.detectors import FGN
+from kairosfl import Batched
 from kairosfl.rules.average import Average, opening
-from kairosfl.tasks.dataset import DataSet
-from kairosfl.tasks.partitions import partition
 
-ROUNDS, SEEDS = 100, 4
-PROBLEMS: dict[str, dict[str, int]] = {
-    "digits": {"clients": 40, "epochs": 2, "batch_size": 16},
-    "fashion_mnist": {"clients": 200, "epochs": 1, "batch_size": 32},
-}
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from setting import AVERAGING, begin
+
+SEEDS = 4
 COHORTS = (3, 8)
 SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -47,9 +42,6 @@ SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 Scores = dict[str, dict[str, float]]  # of every seed, by window
 
 
-data = cache(load)
-
-
 def windows() -> list[tuple[str, float]]:
     """Every window: a share of what."""
     return list(product(KINDS, SHARES))
@@ -57,33 +49,19 @@ def windows() -> list[tuple[str, float]]:
 
 def scores(problem: str, schedule: str, cohort: int, seed: int) -> dict[str, float]:
     """The accuracy of every window after one run."""
-    setting, dataset = PROBLEMS[problem], data(problem)
-    clients = partition(dataset, name="dirichlet", clients=setting["clients"], seed=seed, alpha=0.1)
-    task = Task(_model(dataset, seed), dataset, clients)
-    engine = Batched(task)
-    recipe = Recipe(
-        rounds=ROUNDS,
-        cohort=cohort,
-        epochs=setting["epochs"],
-        batch_size=setting["batch_size"],
-        lr=0.1,
-        **SCHEDULES[schedule],
-    )
-    setup = Setup(parse("fedavg"), recipe, len(clients), task.layout, detectors=(FGN(),))
-    course = drive(rounds(Run.start(engine.start(), setup, seed=seed), setup), engine)
+    setting = AVERAGING[problem]
+    engine = Batched(setting.task(seed))
+    recipe = setting.recipe(cohort=cohort, **SCHEDULES[schedule])
+    _, course = begin(engine, "fedavg", recipe, seed)
     xs = torch.stack([run.x.double() for run in course])
 
     def accuracy(x: torch.Tensor) -> float:
         return round(100 * engine.evaluate(x.float()).accuracy, 3)
 
-    found = {"plain": float(np.mean([accuracy(x) for x in xs[-ROUNDS // 10 :]]))}
+    found = {"plain": float(np.mean([accuracy(x) for x in xs[-recipe.rounds // 10 :]]))}
     for of, share in windows():
         found[f"{of} {share}"] = accuracy(xs[opening(recipe, share, of) - 1 :].mean(0))
     return found
-
-
-def _model(dataset: DataSet, seed: int) -> torch.nn.Module:
-    return models.build("mlp", shape=dataset.shape, classes=dataset.classes, seed=seed)
 
 
 def gains(whole: Mapping[str, Scores], seeds: Sequence[int]) -> dict[str, float]:
@@ -123,7 +101,7 @@ def say(whole: Mapping[str, Scores], seeds: int) -> None:
         words = f"{100 * best:g} % {KINDS[of]}, {chosen[name]:+.2f} points"
         print(f"seeds 0 to {seeds // 2 - 1} choose {words}; the others say {judged[name]:+.2f}")
     share = Average().share
-    for problem in ("", *PROBLEMS):
+    for problem in ("", *AVERAGING):
         decaying = {
             key: cell for key, cell in whole.items() if problem in key and "constant" not in key
         }
@@ -139,8 +117,8 @@ def draw(whole: Mapping[str, Scores], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots(len(PROBLEMS), len(SCHEDULES), sharex=True, sharey="row", squeeze=False)
-    for (row, problem), (column, schedule) in product(enumerate(PROBLEMS), enumerate(SCHEDULES)):
+    axes = figure.subplots(len(AVERAGING), len(SCHEDULES), sharex=True, sharey="row", squeeze=False)
+    for (row, problem), (column, schedule) in product(enumerate(AVERAGING), enumerate(SCHEDULES)):
         ax = axes[row, column]
         ax.axhline(0, color="0.6", linewidth=0.8)
         for (of, words), colour in zip(KINDS.items(), ("tab:orange", "tab:blue"), strict=True):
@@ -183,13 +161,13 @@ def main() -> None:
         "--out", type=Path, required=True, help="all numbers; those that are there are kept"
     )
     parser.add_argument("--draw", type=Path, help="write the picture here")
-    parser.add_argument("--problem", choices=list(PROBLEMS), action="append", help="default: all")
+    parser.add_argument("--problem", choices=list(AVERAGING), action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     whole: dict[str, Scores] = json.loads(chosen.out.read_text()) if chosen.out.is_file() else {}
     for seed in range(chosen.seeds):  # one seed everywhere before the second
-        for problem, schedule, cohort in product(chosen.problem or PROBLEMS, SCHEDULES, COHORTS):
+        for problem, schedule, cohort in product(chosen.problem or AVERAGING, SCHEDULES, COHORTS):
             cell = whole.setdefault(f"{problem}, {schedule}, cohort {cohort}", {})
             if str(seed) not in cell:
                 cell[str(seed)] = scores(problem, schedule, cohort, seed)
