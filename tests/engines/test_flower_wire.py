@@ -108,7 +108,7 @@ def test_large_and_small_vectors_arrive(monkeypatch: pytest.MonkeyPatch, small: 
 def test_a_client_refuses_records_of_another_version() -> None:
     record = brief_record(BRIEF, Packing(), {})
     record[wire.NUMBERS]["version"] = 1
-    with pytest.raises(Malformed, match="version 1 of the records, this client 4"):
+    with pytest.raises(Malformed, match="version 1 of the records, this client 5"):
         read_brief(record)
 
 

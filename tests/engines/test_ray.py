@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from asking import ASKED, EVERYONE, check_same, course, line
 from torch import nn
 
 from kairosfl.core.fields import AFTER, BEFORE, FISHER, Briefs, Reports
@@ -57,9 +58,8 @@ def cluster() -> Iterator[None]:
     """One small Ray for all tests, and one torch thread as in the actors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    ray.cloudpickle.register_pickle_by_value(
-        sys.modules[__name__]
-    )  # actors cannot import this file
+    for name in (__name__, "asking"):  # which actors cannot import
+        ray.cloudpickle.register_pickle_by_value(sys.modules[name])
     for last in (False, False, True):
         try:
             ray.init(
@@ -299,3 +299,15 @@ def test_mistakes_reach_the_user(task: Task) -> None:
         UserError, match=r"run\.actors = 2 with 0\.5 GPUs each need 1 GPUs, but the cluster has 0"
     ):
         Ray(task, actors=2, gpus=0.5)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_a_brief_can_ask_beyond_plain_training(name: str) -> None:
+    rule, own = ASKED[name]
+    task = line(own)
+    loop = course(rule, task, Loop(task))
+    with Ray(task, actors=2) as engine:
+        actors = course(rule, task, engine)
+    check_same(loop, actors)
+    for field, rows in loop[-1].kept.rows(EVERYONE).items():
+        assert torch.equal(rows, actors[-1].kept.rows(EVERYONE)[field]), field

@@ -39,7 +39,7 @@ from kairosfl.core.rule import (
     acts,
     changed,
 )
-from kairosfl.core.run import Record, Run, Setup, Timing, upcoming
+from kairosfl.core.run import ENTRIES, Record, Run, Setup, Timing, upcoming
 from kairosfl.core.streams import drawn
 from kairosfl.core.waiting import Costs, Waiting, size_asked
 from kairosfl.errors import UserError
@@ -408,6 +408,10 @@ def _with_kept(run: Run, setup: Setup, briefs: Briefs) -> Briefs:
     if not setup.keeps:
         return briefs
     terms: dict[str, Any] = dict(run.kept.rows(briefs.ids))
+    new = [row for row, client in enumerate(briefs.ids.tolist()) if client not in run.kept.slot]
+    for name in terms:
+        if new and ENTRIES[name].first == "model":  # the one that the client is sent first
+            terms[name][new] = briefs.start if briefs.start.ndim == 1 else briefs.start[new]
     terms["counted"] = run.counted.rows(briefs.ids)["round"]
     return replace(briefs, **terms)
 

@@ -52,6 +52,7 @@ class Setup:
         sizes: Samples of every client, where the server knows them.
         waits: Defaults of what a plan says about waiting, where there are devices to wait for.
         fleet: The devices on which the clients are simulated; None: there is no clock.
+        devices: Whether clients are devices, which keep what clients keep: `Run.kept` is then empty.
     """
 
     algorithm: Algorithm
@@ -63,6 +64,7 @@ class Setup:
     sizes: np.ndarray | None = None
     waits: Mapping[str, Any] | None = None
     fleet: Fleet | None = None
+    devices: bool = False
 
     def __post_init__(self) -> None:
         self.recipe.check_cohort(self.clients)
@@ -198,8 +200,8 @@ class Run:
             allocate: Gives memory for client rows; `kairosfl.engines.memory.spilling` uses the host
             when a GPU is full.
         """
-        kept = setup.kept(x)
-        counted = {"round": torch.tensor(-1)} if kept else {}
+        kept = {} if setup.devices else setup.kept(x)
+        counted = {"round": torch.tensor(-1)} if setup.keeps else {}
         run = cls(
             seed=seed,
             round=0,

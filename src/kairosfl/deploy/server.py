@@ -16,13 +16,13 @@ from torch import Tensor
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Setup
 from kairosfl.deploy.settings import load
-from kairosfl.engines.flower.server import Flower, Settings
+from kairosfl.engines.flower.server import Flower, Settings, new_mark
 from kairosfl.engines.flower.trouble import insist
 from kairosfl.errors import UserError
 from kairosfl.runs.checkpoint import model
 from kairosfl.runs.config import RunConfig, text_of
 from kairosfl.runs.experiment import execute, given, record
-from kairosfl.runs.files import write
+from kairosfl.runs.files import read_json, write
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import lock
 from kairosfl.runs.prepare import prepare
@@ -87,7 +87,8 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     settings = replace(settings, cohort=config.train.cohort)
     named = ("deploy.start", deploy.start) if deploy.start else ("model.start", config.model.start)
     start, origin = (None, {}) if begun else given(*named)
-    engine = Flower(grid, task, settings, folder.log, folder=out, start=start)
+    mark = read_json(out / "run.json").get("mark", "") if begun else new_mark()
+    engine = Flower(grid, task, settings, folder.log, folder=out, start=start, mark=mark)
     task = engine.task
     here = replace(config.run, device="cpu", engine="loop", precision="float32")
     prepared = prepare(replace(config, run=here), task, engine)
@@ -95,10 +96,10 @@ def serve(grid: Grid, make: MakeTask, run: Path, out: Path) -> dict[str, Any]:
     torch.set_num_threads(about.run.threads)
     if not begun:
         write(out / "config.toml", text_of(about.settings))
-        folder.describe(about, task, " ".join(sys.argv), engine="flower", **origin)
+        folder.describe(about, task, " ".join(sys.argv), engine="flower", mark=mark, **origin)
     else:
         folder.check(about, task)
-    setup = _widened(prepared.setup, settings)
+    setup = replace(_widened(prepared.setup, settings), devices=True)
     return execute(record(replace(prepared, setup=setup), folder, resume=begun), engine)
 
 

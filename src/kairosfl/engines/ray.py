@@ -72,7 +72,7 @@ def shards(steps: np.ndarray, parts: int) -> list[np.ndarray]:
     rows: list[list[int]] = [[] for _ in loads]
     for row in np.argsort(-steps, kind="stable"):
         lightest = int(loads.argmin())
-        loads[lightest] += steps[row]
+        loads[lightest] += max(steps[row], 1)  # one that only measures is work, too
         rows[lightest].append(int(row))
     return [np.sort(np.array(shard, dtype=np.int64)) for shard in rows]
 

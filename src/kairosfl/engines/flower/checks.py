@@ -9,11 +9,27 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kairosfl.core.fields import SLACK, Brief, Report, Reports, fields
+from kairosfl.core.fields import (
+    AFTER,
+    SLACK,
+    SQUARED_LOSS,
+    TRAINED,
+    Brief,
+    Report,
+    Reports,
+    fields,
+)
 from kairosfl.core.work import epoch_of
 from kairosfl.errors import UserError
 
 PART = 1 << 20
+NUMBERS = tuple(
+    entry
+    for entry in fields(Reports)
+    if entry.travels and entry.shape == "each" and entry.name != "ids"
+)
+# What a client can report only if it trains.
+IN_TRAINING = (*AFTER, SQUARED_LOSS, "similarity")
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | st
     """The report if it is accepted, or the reason if not. Its update is clipped in place."""
     reason = (
         _addressed(report, round, brief)
-        or _numbers(report, trust)
+        or _numbers(report, brief, trust)
         or _enrolled(report, trust)
         or _work(report, brief)
         or _measured(report, brief)
@@ -81,17 +97,18 @@ def _addressed(report: Report, round: int, brief: Brief) -> str | None:
     return None
 
 
-def _numbers(report: Report, trust: Trust) -> str | None:
+def _numbers(report: Report, brief: Brief, trust: Trust) -> str | None:
     """Every number is within the range of its field and the deployment's limits."""
-    for entry in fields(Reports):
-        value = None if not entry.travels or entry.shape != "each" else getattr(report, entry.row)
-        limit = getattr(trust, entry.limit) if entry.limit else math.inf
-        if value is not None and entry.name != "ids" and entry.wrong(value, limit):
-            return entry.fault(value) + (
-                f" (deploy.{entry.limit} = {limit})" if entry.limit else ""
-            )
-        if value is not None and entry.limit == "max_loss" and value < trust.min_loss:
-            return entry.fault(value) + f" (deploy.min_loss = {trust.min_loss:g})"
+    for entry in NUMBERS:
+        number = getattr(report, entry.row)
+        if number is None or (entry.name in TRAINED and not brief.epochs):
+            continue
+        bound = f" (deploy.{entry.limit} = {getattr(trust, entry.limit)})" if entry.limit else ""
+        most = getattr(trust, entry.limit) if entry.limit else math.inf
+        if entry.wrong(number, most):
+            return entry.fault(number) + bound
+        if entry.limit == "max_loss" and number < trust.min_loss:
+            return entry.fault(number) + f" (deploy.min_loss = {trust.min_loss:g})"
     return None
 
 
@@ -106,24 +123,32 @@ def _work(report: Report, brief: Brief) -> str | None:
     """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop
     early.
     """
+    if not brief.epochs:
+        return None if report.steps == 0 else f"it did {report.steps} steps, where none was ordered"
     per_epoch = int(epoch_of(report.n, brief.batch_size, drop_last=brief.drop_last).steps)
     most = per_epoch * brief.epochs
+    if brief.max_steps is not None:
+        most = min(most, brief.max_steps)
+    ordered = f"{most} were ordered for its {report.n} samples"
     if brief.stop_below is None and report.steps != most:
-        return f"it did {report.steps} steps, where {most} were ordered for its {report.n} samples"
+        return f"it did {report.steps} steps, where {ordered}"
     if not 0 < report.steps <= most:
-        return f"it did {report.steps} steps, where at most {most} were ordered for its {report.n} samples"
+        return f"it did {report.steps} steps, where at most {ordered}"
     if abs(report.epochs - report.steps / per_epoch) > SLACK * brief.epochs:
         return f"its {report.epochs:g} epochs do not fit its {report.steps} steps"
     return None
 
 
 def _measured(report: Report, brief: Brief) -> str | None:
-    """It answers what was asked and nothing else."""
-    for entry in fields(Reports):
-        if entry.when and entry.asked(brief) != (getattr(report, entry.row) is not None):
-            return (
-                f"it did not report {entry.row}"
-                if entry.asked(brief)
-                else f"it reported {entry.row}, which was not asked for"
-            )
+    """It answers what was asked and nothing else; who does not train measures nothing after it."""
+    for entry in NUMBERS:
+        if not entry.when:
+            continue
+        asked = entry.asked(brief) and (bool(brief.epochs) or entry.name not in IN_TRAINING)
+        if asked and getattr(report, entry.row) is None:
+            return f"it did not report {entry.row}"
+        if not asked and getattr(report, entry.row) is not None:
+            return f"it reported {entry.row}, which was not asked for"
+    if report.choice is not None and report.choice >= len(brief.candidates):
+        return f"its choice is {report.choice}, of {len(brief.candidates)} candidates"
     return None

@@ -18,8 +18,16 @@ from flwr.clientapp import ClientApp
 from kairosfl.client.trainer import Trainer
 from kairosfl.core.fields import Brief
 from kairosfl.engines.flower.enrol import difference
+from kairosfl.engines.flower.keep import Store, visit
 from kairosfl.engines.flower.roster import parse_ids
-from kairosfl.engines.flower.wire import NUMBERS, VERSION, asked_hashes, read_brief, report_record
+from kairosfl.engines.flower.wire import (
+    NUMBERS,
+    VERSION,
+    asked_hashes,
+    mark_of_run,
+    read_brief,
+    report_record,
+)
 from kairosfl.errors import UserError
 from kairosfl.tasks.dataset import Ints
 from kairosfl.tasks.function import MakeTask, for_client
@@ -79,23 +87,40 @@ def client_app(
         _insist(brief, update_clip, update_noise)
         torch.set_num_threads(threads)
         task = own(make(brief.client))
-        if len(brief.start) != task.layout.size:
-            raise UserError(
-                f"the server's model has {len(brief.start)} parameters, but this client's has {task.layout.size}; "
-                "give both the same task.py."
-            )
+        _check_sizes(brief, task)
         if reason := difference(asked_hashes(message.content), task):
             raise UserError(reason)
         # Of this message alone: a secret that is kept would give two updates of one round the same
         # noise.
         secret = b"" if os.environ.get(SEEDED) == "1" else os.urandom(64)
-        report = Trainer(task, torch.device(device), secret).follow(brief)
+        trainer = Trainer(task, torch.device(device), secret)
+        run = mark_of_run(message.content)
+        if run:
+            store = Store(run, brief.client, task.layout.hash)
+            with store.alone():
+                report = visit(store, brief, task, trainer.follow)
+        else:
+            report = trainer.follow(brief)
         return Message(report_record(report, brief.round, packing), reply_to=message)
 
     app = ClientApp(mods=[in_time, *mods])
     app.query()(introduce)
     app.train()(follow)
     return app
+
+
+def _check_sizes(brief: Brief, task: Task) -> None:
+    """Refuse a brief about another model than this client's."""
+    layout = task.layout
+    sizes = [("parameters", len(brief.start), layout.size)]
+    if brief.base is not None:
+        sizes.append(("frozen parameters", len(brief.base), layout.base_size))
+    for what, theirs, ours in sizes:
+        if theirs != ours:
+            raise UserError(
+                f"the server's model has {theirs} {what}, but this client's has {ours}; "
+                "give both the same task.py."
+            )
 
 
 def _insist(brief: Brief, clip: float, noise: float) -> None:

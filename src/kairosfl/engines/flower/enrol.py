@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from kairosfl.tasks.task import Task
 from kairosfl.tasks.vector import trained
@@ -24,7 +25,10 @@ def task_hash(task: Task) -> str:
     ]
     layers = [(name, type(each).__name__) for name, each in task.model.named_modules()]
     loss = getattr(task.loss, "__qualname__", type(task.loss).__name__)
-    form = json.dumps([layers, tensors, loss, task.dataset.kind])
+    parts: list[Any] = [layers, tensors, loss, task.dataset.kind]
+    if task.own:
+        parts.append(sorted(task.own_names))
+    form = json.dumps(parts)
     return hashlib.sha256(form.encode()).hexdigest()
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from flwr.app import Array, Message, MessageType
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -34,6 +36,7 @@ from kairosfl.engines.flower.updates import Updates
 from kairosfl.engines.flower.wire import (
     SMALL,
     Malformed,
+    Packed,
     Packing,
     brief_record,
     read_report,
@@ -95,9 +98,11 @@ class Flower(Evaluator):
         *,
         folder: Path | None = None,
         start: Tensor | None = None,
+        mark: str | None = None,
     ) -> None:
         """`folder` stores the roster and, temporarily, large updates; `start` replaces the task's
-        initial model.
+        initial model; `mark` is what devices know the run by that keep something for it, None for
+        a run that begins.
 
         `task` is kept without the trained parameters of its model, which are part of the run.
         """
@@ -109,8 +114,11 @@ class Flower(Evaluator):
                 "give a run of the same model."
             )
         super().__init__(
-            replace(task, model=hollow(task.model)), torch.device("cpu"), self._predict_with
+            replace(task, model=hollow(task.model, task.own_names)),
+            torch.device("cpu"),
+            self._predict_with,
         )
+        self.mark = new_mark() if mark is None else mark
         self.roster = Roster(len(task.clients), folder / "roster.json" if folder else None)
         self._updates: Updates | None = None
         self._board, self._wanted = Board(folder), enrol.wanted(self.task)
@@ -126,7 +134,6 @@ class Flower(Evaluator):
 
     def train(self, briefs: Briefs) -> Reports:
         """Reports in client order; `failed` gives the reason for each client without one."""
-        self._check(briefs)
         needed = self.settings.needed(len(briefs), len(self.task.clients))
         quorum = math.ceil(self.settings.quorum * needed)
         orders = {brief.client: brief for brief in briefs.each()}
@@ -186,15 +193,6 @@ class Flower(Evaluator):
             [good[client] for client in clients], delta, tuple(sorted(failed.items()))
         )
 
-    def _check(self, briefs: Briefs) -> None:
-        """Refuse briefs that ask devices for what they cannot do yet."""
-        unsent = [name for name in briefs.alone if name != "max_steps"]
-        if unsent:
-            raise UserError(
-                f"The algorithm asks clients for {', '.join(unsent)}, which only simulations can do; leave the rule "
-                "out of a deployed run."
-            )
-
     def _predict_with(self, vector: Tensor, inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(
             self.task.model, dict(self.task.layout.views(vector)), (inputs,)
@@ -224,7 +222,7 @@ class Flower(Evaluator):
             client: self.roster.nodes[client] for client in orders if client in self.roster.nodes
         }
         failed = {client: "no node serves it" for client in orders if client not in serving}
-        packed: dict[int, list[Array]] = {}
+        packed: Packed = {}
         small = all(
             orders[client].start.nbytes <= SMALL for client in serving
         )  # large ones are sent one by one
@@ -242,11 +240,21 @@ class Flower(Evaluator):
                     failed[client] = "its brief could not be sent"
         return in_flight, failed
 
-    def _message(self, brief: Brief, node: int, packed: dict[int, list[Array]]) -> Message:
+    def _message(self, brief: Brief, node: int, packed: Packed) -> Message:
         asked = None if node in self._checked else self._wanted
-        record = brief_record(brief, self.settings.packing, packed, asked)
+        run = "" if brief.counted is None else self._known_mark()
+        record = brief_record(brief, self.settings.packing, packed, asked, run)
         group = str(brief.round + 1)
         return Message(record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=group)
+
+    def _known_mark(self) -> str:
+        """The mark of the run, without which devices would not find what they keep."""
+        if not self.mark:
+            raise UserError(
+                "run.json has lost its mark, by which devices find what they keep for this run; "
+                "restore the file from a backup, or begin another run."
+            )
+        return self.mark
 
     def _outcome(self, reply: Message | str, node: int, brief: Brief, out: Tensor) -> Report | str:
         """The accepted report, with its update in `out`, or why there is none."""
@@ -273,12 +281,17 @@ def batched(clients: Iterable[int], size: int) -> Iterator[list[int]]:
         del left[:size]
 
 
-def hollow(model: nn.Module) -> nn.Module:
-    """The model without its trained parameters; evaluation passes them in."""
-    shapes = {
-        id(each): nn.Parameter(torch.empty_like(each, device="meta"))
-        for each in trained(model).values()
-    }
-    return copy.deepcopy(
-        model, {**shapes, **{id(each): each for each in base(model).values()}}
-    ).eval()
+def hollow(model: nn.Module, own: Set[str] = frozenset()) -> nn.Module:
+    """The model without its trained parameters, which evaluation passes in; `own` ones stay as they
+    are before a client has trained.
+    """
+    copies: dict[int, Any] = {id(tensor): tensor for tensor in base(model).values()}
+    for name, parameter in trained(model).items():
+        hollowed = torch.empty_like(parameter, device="meta")
+        copies[id(parameter)] = parameter if name in own else nn.Parameter(hollowed)
+    return copy.deepcopy(model, copies).eval()
+
+
+def new_mark() -> str:
+    """What devices know a run by that begins: another one for every run."""
+    return secrets.token_hex(8)

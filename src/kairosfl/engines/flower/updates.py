@@ -25,7 +25,9 @@ class Updates:
 
     def __init__(self, briefs: Briefs, folder: Path | None, on_disk: int) -> None:
         """Use a file in `folder`, if given, when the updates take `on_disk` bytes or more."""
-        shape, dtype = (len(briefs), briefs.start.shape[-1]), briefs.start.dtype
+        length = 0 if briefs.measures_only() else briefs.start.shape[-1]
+        shape = (len(briefs), length)
+        dtype = briefs.start.dtype
         self._device = briefs.start.device
         self._map: mmap.mmap | None = None
         size = shape[0] * shape[1] * briefs.start.element_size()

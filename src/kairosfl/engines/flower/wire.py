@@ -17,11 +17,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from kairosfl.core.fields import Brief, Briefs, Field, Report, Reports, fields
+from kairosfl.core.fields import SQUARED_LOSS, Brief, Briefs, Field, Report, Reports, fields
 from kairosfl.engines.flower.enrol import BASE, TASK
 from kairosfl.errors import UserError
 
-VERSION = 4
+VERSION = 5
+# What a client of this version can do, too. A brief says so if it asks for nothing newer.
+BEFORE_KEPT = 4
+READABLE = (BEFORE_KEPT, VERSION)
+RUN = "run"  # the mark of a run in which clients keep something
 NUMBERS, VECTORS = "numbers", "vectors"
 ENROL = (TASK, BASE)
 SLACK = 1 << 20  # bytes that an answer may have besides its vectors
@@ -41,6 +45,9 @@ DTYPES = {
 TOLD = tuple(entry for entry in fields(Briefs) if entry.travels)
 ANSWERED = tuple(entry for entry in fields(Reports) if entry.travels and entry.number)
 ROUND = Field(int, "each", "the round that a report answers", MISSING, name="round", row="round")
+
+
+Packed = dict[tuple[Any, ...], list[Array]]  # where a vector is in memory → its pieces
 
 
 class Malformed(ValueError):
@@ -101,34 +108,44 @@ class Piece:
 def brief_record(
     brief: Brief,
     packing: Packing,
-    packed: dict[int, list[Array]],
+    packed: Packed,
     asked: Mapping[str, str] | None = None,
+    run: str = "",
 ) -> RecordDict:
-    """A brief as a record. `packed` caches large vectors by their address: what briefs share is
-    packed once.
+    """A brief as a record. `packed` caches large vectors by where they are in memory: what briefs
+    share is packed once.
 
-    `asked` are the hashes that the client's task must have.
+    `asked` are the hashes that the client's task must have, and `run` is the mark of a run in which
+    clients keep something.
     """
     numbers: dict[str, Any] = {
-        "version": VERSION,
+        "version": VERSION if run or _newer(brief) else BEFORE_KEPT,
         "pack_dtype": packing.dtype,
         "pack_keep": packing.keep,
     }
-    numbers |= asked or {}
+    if asked is not None:
+        numbers |= asked
+    if run:
+        numbers[RUN] = run
     vectors: dict[str, Tensor] = {}
     for entry in TOLD:
         value = getattr(brief, entry.row)
-        if entry.shape == "vector" and value is not None:
+        if value is None:
+            continue
+        if not entry.number:
             vectors[entry.row] = value
-        elif value is not None:
-            numbers[entry.row] = ",".join(sorted(value)) if entry.kind is frozenset else value
+        elif entry.kind is frozenset:
+            numbers[entry.row] = ",".join(sorted(map(str, value)))
+        else:
+            numbers[entry.row] = value
     if _small(vectors):
         return RecordDict({NUMBERS: ConfigRecord(numbers | _among(vectors))})
     arrays = ArrayRecord()
     for name, vector in vectors.items():
-        if vector.data_ptr() not in packed:
-            packed[vector.data_ptr()] = [_array(piece) for piece in _pieces(vector)]
-        for i, array in enumerate(packed[vector.data_ptr()]):
+        where = (vector.data_ptr(), vector.shape, vector.stride())
+        if where not in packed:
+            packed[where] = [_array(piece) for piece in _pieces(vector)]
+        for i, array in enumerate(packed[where]):
             arrays[f"{name}.{i}"] = (
                 array  # one by one: the constructor would copy the arrays and hash them again
             )
@@ -138,9 +155,10 @@ def brief_record(
 def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
     """The brief in a record, and how the update should be packed."""
     numbers: dict[str, Any] = dict(record[NUMBERS])
-    if numbers.get("version") != VERSION:
+    version = numbers.get("version")
+    if version not in READABLE:
         raise Malformed(
-            f"the server uses version {numbers.get('version')!r} of the records, this client {VERSION}"
+            f"the server uses version {version!r} of the records, this client {VERSION}"
         )
     vectors = _found_among(numbers)
     if VECTORS in record:
@@ -152,14 +170,33 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
         }
     values: dict[str, Any] = {}
     for entry in TOLD:
-        if entry.shape == "vector" and f"{entry.row}.0" in vectors:
+        if not entry.number and f"{entry.row}.0" in vectors:
             values[entry.row] = _vector(vectors, entry.row)
-        elif entry.row in numbers:
-            value = numbers[entry.row]
-            values[entry.row] = (
-                frozenset(filter(None, value.split(","))) if entry.kind is frozenset else value
-            )
+        elif entry.number and entry.row in numbers:
+            number = numbers[entry.row]
+            values[entry.row] = _set(number) if entry.kind is frozenset else number
+    if "candidates" in values:
+        values["candidates"] = values["candidates"].view(-1, len(values["start"]))
     return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
+
+
+def _newer(brief: Brief) -> bool:
+    """Whether an older client would do something else than this brief asks for."""
+    named = [entry.row for entry in TOLD if entry.alone]
+    told = any(getattr(brief, name) is not None for name in named)
+    return told or not brief.epochs or SQUARED_LOSS in brief.measure
+
+
+def _set(text: str) -> frozenset[Any]:
+    """Names, or numbers of tensors, that are separated by commas."""
+    parts = [part for part in text.split(",") if part]
+    return frozenset(int(part) if part.isdecimal() else part for part in parts)
+
+
+def mark_of_run(record: RecordDict) -> str:
+    """The mark of a run in which clients keep something; empty for another run."""
+    mark = record[NUMBERS].get(RUN, "")
+    return mark if isinstance(mark, str) else ""
 
 
 def asked_hashes(record: RecordDict) -> dict[str, str]:
@@ -177,6 +214,8 @@ def report_record(report: Report, round: int, packing: Packing) -> RecordDict:
     for entry in ANSWERED:
         if getattr(report, entry.row) is not None:
             numbers[entry.row] = getattr(report, entry.row)
+    if not report.steps:  # it only measured
+        return RecordDict({NUMBERS: ConfigRecord(numbers)})
     delta = report.delta.detach().cpu()
     vectors = {}
     if packing.keep < 1:
@@ -218,6 +257,9 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
         ):
             raise Malformed(f"its {entry.row} is of type {type(value).__name__}")
         values[entry.row] = entry.kind(value)
+    round: int = values.pop("round")
+    if not len(out):  # it only measured
+        return Report(delta=out, **values), round
     count = packing.count(len(out))
     dtype = "float16" if packing.dtype == "float16" else _word(out.dtype)
     if packing.keep == 1:
@@ -233,7 +275,6 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
         ):
             raise Malformed("the indices of its update are not ascending or out of range")
         out.zero_().index_copy_(0, where.long(), kept)
-    round: int = values.pop("round")
     return Report(delta=out, **values), round
 
 
@@ -314,7 +355,7 @@ def _word(dtype: torch.dtype) -> str:
 
 def _pieces(vector: Tensor) -> list[Piece]:
     """A vector in pieces, without a copy where its bytes are already in the right order."""
-    array = vector.detach().cpu().contiguous().numpy()
+    array = vector.detach().cpu().contiguous().view(-1).numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     step = PIECE // array.itemsize
     return [
