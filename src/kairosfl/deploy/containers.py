@@ -7,8 +7,8 @@ CONTAINERFILE = """\
 FROM python:3.12-slim
 ARG KAIROSFL="kairosfl[flower]"   # or a path or URL that pip can install; pin the version in production
 RUN pip install --no-cache-dir "$KAIROSFL" && useradd --create-home --uid 10001 kairos \\
-    && install -d -o kairos /srv/home /srv/state /srv/runs
-ENV FLWR_HOME=/srv/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \\
+    && install -d -o kairos /srv/home /srv/state /srv/runs /srv/kept
+ENV FLWR_HOME=/srv/home KAIROSFL_KEPT=/srv/kept FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 \\
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 USER kairos
 WORKDIR /srv
@@ -65,6 +65,7 @@ services:
       - ./certs/ca.crt:/srv/certs/ca.crt:ro
       - ./${{KEY:-certs/node-0}}:/srv/certs/node:ro
       - ./data:/srv/data:ro   # what task.py reads on this device
+      - kept:/srv/kept        # what its clients keep, if the algorithm asks for it
 
 configs:
   flower:
@@ -76,4 +77,5 @@ configs:
 volumes:
   state:
   runs:
+  kept:
 """

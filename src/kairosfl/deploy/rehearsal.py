@@ -85,7 +85,8 @@ def run_to_end(
         process, before, last_news = federation.submit(app, run, out), notified, time.monotonic()
         while process.poll() is None and not folder.finished():
             done = _notify_new(out, notified, notify)
-            last_news = time.monotonic() if done > notified else last_news
+            if done > notified:
+                last_news = time.monotonic()
             notified = done
             if time.monotonic() > last_news + patience:
                 folder.log("stalled: restarting Flower's processes on the server")

@@ -21,71 +21,108 @@ SHOWN = 5  # lines of the log
 def status(path: Path) -> dict[str, Any]:
     """What the run in a folder is doing, from its files; the run need not be alive."""
     folder = Folder(path)
-    config, rows, now = folder.config(), folder.rows(), read_json(path / FILE)
-    lines = (
-        (path / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        if _log(path)
-        else []
-    )
-    faults = [line for line in lines if not any(each in line for each in ROUTINE)]
-    known = [int(client) for client in read_json(path / "roster.json") if client.isdecimal()]
+    config = folder.config()
+    rows = folder.rows()
+    last = {}
+    if rows:
+        last = rows[-1]
+    clients = sorted(int(name) for name in read_json(path / "roster.json") if name.isdecimal())
     return {
         "folder": str(path),
         "algorithm": str(config.algorithm),
         "rounds": config.train.rounds,
-        "done": rows[-1]["round"] if rows else 0,
-        "state": "finished" if folder.finished() else "running" if _held(path) else "stopped",
-        "last": rows[-1] if rows else {},
+        "done": last.get("round", 0),
+        "state": _state(folder),
+        "last": last,
         "metric": folder.main().name,
-        "current": now,
-        "clients": [str(client) for client in sorted(known)],
-        "faults": faults[-SHOWN:],
+        "current": read_json(path / FILE),
+        "clients": list(map(str, clients)),
+        "faults": _faults(path)[-SHOWN:],
     }
 
 
-def text(found: Mapping[str, Any], at: float | None = None) -> list[str]:
-    """The status in lines for a person."""
-    at, now, last = time.time() if at is None else at, found["current"], found["last"]
-    rounds = f"{found['done']} of {counted(found['rounds'], 'round')}"
-    lines = [f"{found['folder']}: {found['state']}, {rounds} ({found['algorithm']})"]
-    if found["state"] == "stopped":
+def _faults(path: Path) -> list[str]:
+    """The lines of the log that report a fault."""
+    log = path / "log.txt"
+    if not log.is_file():
+        return []
+    faults = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not any(words in line for words in ROUTINE):
+            faults.append(line)
+    return faults
+
+
+def _state(folder: Folder) -> str:
+    if folder.finished():
+        return "finished"
+    if _held(folder.path):
+        return "running"
+    return "stopped"
+
+
+def text(state: Mapping[str, Any], at: float | None = None) -> list[str]:
+    """The status in lines for a person.
+
+    Args:
+        state: What `status` returned.
+        at: The time, in seconds since 1970; by default now.
+    """
+    if at is None:
+        at = time.time()
+    rounds = f"{state['done']} of {counted(state['rounds'], 'round')}"
+    lines = [f"{state['folder']}: {state['state']}, {rounds} ({state['algorithm']})"]
+    if state["state"] == "stopped":
         lines.append(
             "No server is using the folder; `flwr run` starts it again from its last checkpoint."
         )
-    if last:
-        score = last.get(found["metric"])
-        measured = f"{found['metric']} {score:.4g}, " if isinstance(score, int | float) else ""
-        lines.append(
-            f"round {last['round']}: {measured}{last.get('reported', '?')} reported, "
-            f"{last.get('rejected', 0)} rejected, {last.get('seconds', 0.0):.1f} s"
-        )
-    if now and found["state"] == "running":
-        reported, asked = now.get("reported", []), now.get("asked", [])
-        line = f"round {now.get('round')}: {now.get('phase')} for {_ago(at, now.get('began'))}"
-        if now.get("phase") == "training":
-            line += f"; {len(reported)} of {len(asked)} reported, {now.get('needed')} needed"
-            line += f", at most {max(0.0, now.get('until', at) - at):.0f} s more"
-        lines.append(line)
-        lines += [f"  client {client}: {_client(str(client), now, at)}" for client in asked]
-    lines += [f"log: {line}" for line in found["faults"]]
+    if state["last"]:
+        lines.append(_last_round(state["last"], state["metric"]))
+    if state["current"] and state["state"] == "running":
+        lines += _this_round(state["current"], at)
+    lines += [f"log: {line}" for line in state["faults"]]
     return lines
 
 
+def _last_round(row: Mapping[str, Any], metric: str) -> str:
+    """The last finished round, from its line of metrics."""
+    score = ""
+    if isinstance(row.get(metric), int | float):
+        score = f"{metric} {row[metric]:.4g}, "
+    return (
+        f"round {row['round']}: {score}{row.get('reported', '?')} reported, "
+        f"{row.get('rejected', 0)} rejected, {row.get('seconds', 0.0):.1f} s"
+    )
+
+
+def _this_round(now: Mapping[str, Any], at: float) -> list[str]:
+    """The round in progress, and every client that was asked."""
+    clients = now.get("asked", [])
+    line = f"round {now.get('round')}: {now.get('phase')} for {_ago(at, now.get('began'))}"
+    if now.get("phase") == "training":
+        reported = len(now.get("reported", []))
+        line += f"; {reported} of {len(clients)} reported, {now.get('needed')} needed"
+        line += f", at most {max(0.0, now.get('until', at) - at):.0f} s more"
+    return [line, *(f"  client {client}: {_client(str(client), now, at)}" for client in clients)]
+
+
 def _client(client: str, now: Mapping[str, Any], at: float) -> str:
-    seen = now.get("seen", {}).get(client)
-    last = f"; last report {_ago(at, seen)} ago" if seen else "; no report yet"
+    """What became of one client's order in this round, and when it last reported."""
+    outcome = "no answer so far"
     if int(client) in now.get("reported", []):
-        return "reported" + last
-    failed = now.get("failed", {}).get(client)
-    return (f"rejected: {failed}" if failed else "no answer so far") + last
+        outcome = "reported"
+    elif client in now.get("failed", {}):
+        outcome = f"rejected: {now['failed'][client]}"
+    seen = now.get("seen", {}).get(client)
+    if not seen:
+        return f"{outcome}; no report yet"
+    return f"{outcome}; last report {_ago(at, seen)} ago"
 
 
 def _ago(at: float, then: Any) -> str:
-    return f"{max(0.0, at - then):.0f} s" if isinstance(then, int | float) else "an unknown time"
-
-
-def _log(path: Path) -> bool:
-    return (path / "log.txt").is_file()
+    if not isinstance(then, int | float):
+        return "an unknown time"
+    return f"{max(0.0, at - then):.0f} s"
 
 
 def _held(path: Path) -> bool:

@@ -20,8 +20,12 @@ class Board:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._path, self._next = folder / FILE if folder else None, 0.0
-        self.seen: dict[str, float] = _seen(self._path) if self._path else {}
+        self._path: Path | None = None
+        self._next = 0.0
+        self.seen: dict[str, float] = {}
+        if folder is not None:
+            self._path = folder / FILE
+            self.seen = _seen(self._path)
         self._round: dict[str, Any] = {}
 
     def gather(self, round: int, clients: Iterable[int]) -> None:

@@ -103,10 +103,12 @@ def _numbers(report: Report, brief: Brief, trust: Trust) -> str | None:
         number = getattr(report, entry.row)
         if number is None or (entry.name in TRAINED and not brief.epochs):
             continue
-        bound = f" (deploy.{entry.limit} = {getattr(trust, entry.limit)})" if entry.limit else ""
-        most = getattr(trust, entry.limit) if entry.limit else math.inf
-        if entry.wrong(number, most):
-            return entry.fault(number) + bound
+        bound, note = math.inf, ""
+        if entry.limit:
+            bound = getattr(trust, entry.limit)
+            note = f" (deploy.{entry.limit} = {bound})"
+        if entry.wrong(number, bound):
+            return entry.fault(number) + note
         if entry.limit == "max_loss" and number < trust.min_loss:
             return entry.fault(number) + f" (deploy.min_loss = {trust.min_loss:g})"
     return None
@@ -124,7 +126,7 @@ def _work(report: Report, brief: Brief) -> str | None:
     early.
     """
     if not brief.epochs:
-        return None if report.steps == 0 else f"it did {report.steps} steps, where none was ordered"
+        return _untrained(report)
     per_epoch = int(epoch_of(report.n, brief.batch_size, drop_last=brief.drop_last).steps)
     most = per_epoch * brief.epochs
     if brief.max_steps is not None:
@@ -139,15 +141,25 @@ def _work(report: Report, brief: Brief) -> str | None:
     return None
 
 
+def _untrained(report: Report) -> str | None:
+    """It did no step."""
+    if report.steps:
+        return f"it did {report.steps} steps, where none was ordered"
+    return None
+
+
 def _measured(report: Report, brief: Brief) -> str | None:
     """It answers what was asked and nothing else; who does not train measures nothing after it."""
     for entry in NUMBERS:
         if not entry.when:
             continue
-        asked = entry.asked(brief) and (bool(brief.epochs) or entry.name not in IN_TRAINING)
-        if asked and getattr(report, entry.row) is None:
+        due = entry.asked(brief)
+        if entry.name in IN_TRAINING and not brief.epochs:
+            due = False
+        answered = getattr(report, entry.row) is not None
+        if due and not answered:
             return f"it did not report {entry.row}"
-        if not asked and getattr(report, entry.row) is not None:
+        if answered and not due:
             return f"it reported {entry.row}, which was not asked for"
     if report.choice is not None and report.choice >= len(brief.candidates):
         return f"its choice is {report.choice}, of {len(brief.candidates)} candidates"

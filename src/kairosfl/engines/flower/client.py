@@ -126,7 +126,9 @@ def _check_sizes(brief: Brief, task: Task) -> None:
 def _insist(brief: Brief, clip: float, noise: float) -> None:
     """Refuse a brief with which this device would tell more than it wants to."""
     allowed, added = brief.update_clip, brief.update_noise
-    if (math.inf if allowed is None else allowed) > clip or (added or 0.0) < noise:
+    clipped = clip == math.inf or (allowed is not None and allowed <= clip)
+    noised = not noise or (added is not None and added >= noise)
+    if not (clipped and noised):
         raise UserError(
             f"this device sends updates with update_clip = {clip:g} and update_noise = {noise:g} or stricter, and the "
             f"brief has {allowed} and {added}; use a rule with more noise or a smaller clip."

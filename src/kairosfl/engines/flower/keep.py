@@ -34,6 +34,7 @@ from kairosfl.tasks.task import Task
 PLACE = "KAIROSFL_KEPT"  # the folder of these files
 MARK = re.compile(r"[0-9a-f]{16}")  # what a server draws for a run, and a folder is named after
 KEPT = tuple(entry for entry in fields(Briefs) if entry.kept)
+NUMBERS = {int: torch.int64, float: torch.float64}
 FORMAT = "1"
 BEFORE, AFTER, DELTA = "before.", "after.", "delta"  # names in the file
 
@@ -57,6 +58,12 @@ class Visit:
     before: Kept
     after: Kept
     report: Report
+
+    def kept(self, round: int) -> Kept:
+        """What an order of this round starts from."""
+        if round > self.round:
+            return self.after
+        return self.before
 
 
 class Store:
@@ -169,7 +176,7 @@ def visit(store: Store, brief: Brief, task: Task, train: Callable[[Brief], Repor
     if last is not None:
         if brief.round == last.round and order == last.order:
             return last.report
-        kept = last.after if brief.round > last.round else last.before
+        kept = last.kept(brief.round)
     report = train(replace(brief, **_told(kept, brief, task)))  # type: ignore[type-var]
     if brief.epochs:
         after = {**kept, **_moved(report)}
@@ -181,28 +188,28 @@ def digest(brief: Brief) -> str:
     """Of everything that a client was told."""
     parts = hashlib.sha256()
     for entry in TOLD:
-        told = getattr(brief, entry.row)
-        if isinstance(told, Tensor):
-            parts.update(f"{entry.row} {list(told.shape)} {told.dtype}\n".encode())
-            parts.update(_bytes(told))
-        elif isinstance(told, frozenset):
-            parts.update(f"{entry.row} {sorted(told)}\n".encode())
+        term = getattr(brief, entry.row)
+        if isinstance(term, Tensor):
+            parts.update(f"{entry.row} {list(term.shape)} {term.dtype}\n".encode())
+            parts.update(_bytes(term))
+        elif isinstance(term, frozenset):
+            parts.update(f"{entry.row} {sorted(term)}\n".encode())
         else:
-            parts.update(f"{entry.row} {told!r}\n".encode())
+            parts.update(f"{entry.row} {term!r}\n".encode())
     return parts.hexdigest()
 
 
 def _told(kept: Kept, brief: Brief, task: Task) -> dict[str, Any]:
     """The kept fields of a brief: what was kept last, or what they are before the first visit."""
-    told: dict[str, Any] = {}
+    terms: dict[str, Any] = {}
     for entry in KEPT:
         if entry.name not in kept:
-            told[entry.row] = _first(entry, brief, task)
+            terms[entry.row] = _first(entry, brief, task)
         elif entry.number:
-            told[entry.row] = kept[entry.name].item()
+            terms[entry.row] = kept[entry.name].item()
         else:
-            told[entry.row] = kept[entry.name]
-    return told
+            terms[entry.row] = kept[entry.name]
+    return terms
 
 
 def _first(entry: Field, brief: Brief, task: Task) -> Any:
@@ -220,11 +227,11 @@ def _moved(report: Report) -> dict[str, Tensor]:
     """What a report says is kept from now on."""
     moved = {}
     for entry in KEPT:
-        moved_to = getattr(report, entry.row)
-        if moved_to is not None:
-            dtype = torch.int64 if entry.kind is int else torch.float64
-            number = entry.number
-            moved[entry.name] = torch.tensor(moved_to, dtype=dtype) if number else moved_to
+        kept = getattr(report, entry.row)
+        if isinstance(kept, Tensor):
+            moved[entry.name] = kept
+        elif kept is not None:
+            moved[entry.name] = torch.tensor(kept, dtype=NUMBERS[entry.kind])
     return moved
 
 

@@ -137,7 +137,7 @@ class Flower(Evaluator):
         needed = self.settings.needed(len(briefs), len(self.task.clients))
         quorum = math.ceil(self.settings.quorum * needed)
         orders = {brief.client: brief for brief in briefs.each()}
-        self._board.gather(next(iter(orders.values())).round + 1 if orders else 0, orders)
+        self._board.gather(briefs.newest + 1, orders)
         self._gather(list(orders), max(1, quorum))
         row = {client: i for i, client in enumerate(orders)}
         if self._updates is not None:
@@ -287,8 +287,9 @@ def hollow(model: nn.Module, own: Set[str] = frozenset()) -> nn.Module:
     """
     copies: dict[int, Any] = {id(tensor): tensor for tensor in base(model).values()}
     for name, parameter in trained(model).items():
-        hollowed = torch.empty_like(parameter, device="meta")
-        copies[id(parameter)] = parameter if name in own else nn.Parameter(hollowed)
+        copies[id(parameter)] = parameter
+        if name not in own:
+            copies[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"))
     return copy.deepcopy(model, copies).eval()
 
 

@@ -25,7 +25,9 @@ class Updates:
 
     def __init__(self, briefs: Briefs, folder: Path | None, on_disk: int) -> None:
         """Use a file in `folder`, if given, when the updates take `on_disk` bytes or more."""
-        length = 0 if briefs.measures_only() else briefs.start.shape[-1]
+        length = briefs.start.shape[-1]
+        if briefs.measures_only():
+            length = 0
         shape = (len(briefs), length)
         dtype = briefs.start.dtype
         self._device = briefs.start.device

@@ -118,8 +118,11 @@ def brief_record(
     `asked` are the hashes that the client's task must have, and `run` is the mark of a run in which
     clients keep something.
     """
+    version = BEFORE_KEPT
+    if run or _newer(brief):
+        version = VERSION
     numbers: dict[str, Any] = {
-        "version": VERSION if run or _newer(brief) else BEFORE_KEPT,
+        "version": version,
         "pack_dtype": packing.dtype,
         "pack_keep": packing.keep,
     }
@@ -195,8 +198,7 @@ def _set(text: str) -> frozenset[Any]:
 
 def mark_of_run(record: RecordDict) -> str:
     """The mark of a run in which clients keep something; empty for another run."""
-    mark = record[NUMBERS].get(RUN, "")
-    return mark if isinstance(mark, str) else ""
+    return str(record[NUMBERS].get(RUN, ""))
 
 
 def asked_hashes(record: RecordDict) -> dict[str, str]:
