@@ -23,6 +23,8 @@ import kairosfl
 from kairosfl import models
 from kairosfl.cli import app
 from kairosfl.data import own
+from kairosfl.detectors import DETECTORS
+from kairosfl.rules import RULES
 from kairosfl.tasks import heterogeneity, partitions
 
 ROOT = Path(__file__).parents[1]
@@ -156,6 +158,8 @@ DOCUMENTED = [
     own.from_torch,
     partitions.partition,
     *partitions.PARTITIONS.values(),
+    *RULES.own.values(),
+    *DETECTORS.values(),
 ]
 
 

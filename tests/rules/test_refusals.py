@@ -14,7 +14,7 @@ from kairosfl.core.rule import Rule
 from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
-from kairosfl.rules.compositions import refusals, sums
+from kairosfl.rules.pages import refusals, sums
 
 # By reason, every pair that is refused for it.
 STORED: dict[str, list[str]] = json.loads(

@@ -25,8 +25,15 @@ from kairosfl.rules.pairs import SAID
 
 @dataclass(frozen=True, kw_only=True)
 class ALT(Rule):
-    """Lets well-aligned clients train longer and stops the others early; `train.epochs` is the
-    maximum.
+    """Lets well-aligned clients train longer, up to `train.epochs`, and stops the others early.
+
+    Args:
+        a: Threshold at the beginning ("up", "fixed"), -1 to 1.
+        b: How far it moves over the run.
+        threshold: How it moves: "up", "down", or "fixed".
+        statistic: Of the cosines in a batch: "mean", or "min" (released code).
+        per: When a stop takes effect: at the end of the "epoch", or after the "batch".
+        reference: "global": the model received; "previous": the client's own previous one.
     """
 
     a: float = 0.1

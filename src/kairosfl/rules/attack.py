@@ -34,11 +34,14 @@ STRENGTH = {"sign": 1.0, "scaled": 10.0, "random": 1.0, "little": 0.0, "inner": 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Rule):
-    """The same clients lie in every round: a `share` of the population, drawn by the seed of the
-    run.
+    """The same clients lie in every round, drawn by the seed of the run.
 
-    `strength = 0` is the default of the lie. It must be written before every other rule that acts
-    on reports.
+    It must be written before every other rule that acts on reports.
+
+    Args:
+        lie: What they report: "sign", "scaled", "random", "little", "inner" or "swapped".
+        share: Share of the population that lies, at least 0 and below 1; with "swapped" also 1.
+        strength: Of the lie; 0: its default. "swapped" has none.
     """
 
     lie: str = "sign"

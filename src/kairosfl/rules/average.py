@@ -27,11 +27,14 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class Average(Rule):
-    """The result is the mean of the last global models; before the window opens, it is the model
-    itself.
+    """The result is the mean of the last global models.
 
-    `share` is a share of the sum of the learning rates (`of = "lr"`) or of the rounds (`of =
-    "rounds"`). With `decay` below 1, older models of the window count less.
+    Before the window opens, it is the model itself.
+
+    Args:
+        share: Length of the window, as a share of what `of` says; 1 averages all rounds.
+        of: "lr": a share of the sum of the learning rates; "rounds": a share of the rounds.
+        decay: How much less a model counts with each later round; 1 is the plain mean.
     """
 
     share: float = 0.1

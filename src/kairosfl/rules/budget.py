@@ -32,13 +32,18 @@ from kairosfl.wording import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(Rule):
-    """Spends a total of clients or bytes by a plan, or while the detector says that the period is
-    critical.
+    """Spends a total of clients or bytes by a plan, or while the period is critical.
 
-    `share` is of `train.cohort` × `train.rounds`; `megabytes`, if above 0, replaces it and counts
-    what the metrics count, down and up. By detector, `final` is the share of rounds at the end that
-    have the whole cohort, unless the models are averaged, and `rest` the share of an even cohort
-    that a critical period leaves to every later round.
+    Args:
+        share: The total, as a share of `train.cohort` × `train.rounds`.
+        megabytes: The total in megabytes (10⁶ bytes), down and up; 0: `share` counts.
+        by: What cohorts follow: a "plan", or the "detector".
+        plan: Relative cohort sizes over equal parts of the run, such as `[10, 1, 1, 10]`; empty:
+            evenly.
+        final: By detector: share of rounds at the end with the whole cohort, unless models are
+            averaged.
+        rest: By detector: share of an even cohort that a critical period leaves to every later
+            round; 0: one client.
     """
 
     share: float = 0.4

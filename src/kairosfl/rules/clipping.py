@@ -27,8 +27,10 @@ from kairosfl.rules.robust import Guard, middle
 
 @dataclass(frozen=True, kw_only=True)
 class NormClipping(Guard):
-    """No update is longer than `norm`; 0 is the median of the cohort's lengths, whatever their
-    unit.
+    """No update is longer than a given length, or than the cohort's median.
+
+    Args:
+        norm: The largest length; 0: the median of the cohort's lengths.
     """
 
     norm: float = 0.0
@@ -53,11 +55,15 @@ class NormClipping(Guard):
 
 @dataclass(frozen=True, kw_only=True)
 class CenteredClipping(Guard):
-    """No update is further than `tau` from the last direction; 0 is the median of the cohort's
-    distances.
+    """No update is further from the last direction than a given distance, or than the median.
 
-    The paper's 10 is a length of its gradients with momentum, and updates of other models have
-    other lengths. It averages uniformly.
+    The paper's 10 is a length of its gradients with momentum; updates of other models have other
+    lengths.
+
+    Args:
+        tau: The largest distance; 0: the median of the cohort's distances.
+        iterations: Clippings in every round, each around the mean of the last.
+        weights: "uniform", as in the paper, or by "samples".
     """
 
     tau: float = 0.0

@@ -19,8 +19,15 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedAMS(Rule):
-    """Adaptive server steps whose second moment never falls. `option` 1 bounds it from below, 2 is
-    FedAMSGrad.
+    """Adaptive server steps whose second moment never falls.
+
+    Args:
+        lr: The server's learning rate, above 0.
+        beta1: Momentum of Δ, at least 0 and below 1.
+        beta2: Decay of the second moment, at least 0 and below 1.
+        eps: Lower bound (option 1) or addend (option 2), above 0.
+        option: 1 is FedAMS, 2 is FedAMSGrad.
+        bias_correction: Whether m is divided by 1 − beta1^t and v̂ by 1 − beta2^t.
     """
 
     lr: float = 1.0

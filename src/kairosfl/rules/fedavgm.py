@@ -17,7 +17,13 @@ from kairosfl.core.traits import NONE, Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(Rule):
-    """Momentum on the server. `beta = 0` is FedAvg to the bit."""
+    """Momentum on the server. `beta = 0` is FedAvg to the bit.
+
+    Args:
+        beta: Momentum, at least 0 and below 1.
+        lr: The server's learning rate.
+        nesterov: Whether to look ahead by one more step of momentum.
+    """
 
     beta: float = 0.9
     lr: float = 1.0

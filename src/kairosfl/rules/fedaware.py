@@ -39,13 +39,26 @@ TOGETHER = 16  # rows: a block has a single one if the model is large
 
 @dataclass(frozen=True, kw_only=True)
 class FedAWARE(Rule):
-    """Steps along the shortest mean of all clients' moving averages, a direction with a positive
-    product with each.
+    """Steps along the shortest mean of all clients' moving averages.
 
-    With a base method it projects that method's direction onto its own; `project` forces or forbids
-    it. `explore` visits every client once and averages plainly until then. `adaptive = False` is
-    the ablation of Figure 4: moving averages weighted by samples. `ridge` draws λ towards uniform.
-    `layers`, `clusters`, `dtype` and `store` trade memory for precision.
+    That direction has a positive product with each of them. `layers`, `clusters`, `dtype` and
+    `store` trade memory for precision.
+
+    Args:
+        alpha: Weight of the newest update in a client's average, above 0 and at most 1.
+        lr: The server's learning rate.
+        normalise: Whether vectors in the problem and in the step are unit vectors, as released.
+        adaptive: Whether λ is solved for; otherwise averages are weighted by samples, as in Figure
+            4.
+        explore: Whether to visit every client once, and take plain averages until then.
+        project: Whether to project the base algorithm's direction; none: if there is one.
+        solver: "active_set" or the released "frank_wolfe".
+        ridge: Adds ridge · ‖λ − uniform‖² to the objective, in units of the mean squared norm: 0 is
+            the shortest mean, a large one the plain mean.
+        layers: Keep averages of only this many of the last tensors; 0: all.
+        clusters: Number of clusters that share an average; 0: one average per client.
+        dtype: Of the averages: "float32" or "bfloat16".
+        store: Where they are stored: "device" or "cpu".
     """
 
     alpha: float = 0.5

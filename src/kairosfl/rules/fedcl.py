@@ -24,12 +24,16 @@ from kairosfl.errors import UserError
 class FedCL(Rule):
     """Doubles the cohort inside a critical period and halves it outside.
 
-    `cap` is a fraction of the population, `floor` of the starting cohort. With `once`, the cohort
-    no longer doubles after reaching the cap; `every` is the number of rounds between changes.
-    `increase` and `decrease` are the random baselines of Appendix A.4: a round doubles or halves
-    the cohort with these probabilities; the detector is ignored. With `budget` above 0, the run
-    asks no more than this share of `train.cohort` × `train.rounds` clients, and leaves `rest` of an
-    even cohort, at least one client, to every later round.
+    Args:
+        cap: Largest cohort, as a fraction of all clients.
+        floor: Smallest cohort, as a fraction of the initial one.
+        once: Whether doubling stops once the cap has been reached.
+        every: Rounds between two decisions.
+        increase: Probability of doubling, whatever the detector says.
+        decrease: Probability of halving, whatever the detector says.
+        budget: At most this share of `train.cohort` × `train.rounds` clients is asked; 0: no limit.
+        rest: With a budget, the share of an even cohort that is left to every later round; 0: one
+            client.
     """
 
     cap: float = 1.0

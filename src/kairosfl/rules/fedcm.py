@@ -24,7 +24,14 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedCM(Rule):
-    """Mixes the last round's global direction into every local step. `alpha = 1` is FedAvg."""
+    """Mixes the last round's global direction into every local step. `alpha = 1` is FedAvg.
+
+    Args:
+        alpha: Share of the client's own gradient, above 0 and at most 1.
+        lr: The server's learning rate.
+        weights: "uniform", as in the paper, or "samples": clients are weighted by their samples.
+        decay: Whether Δ contains the clients' weight decay.
+    """
 
     alpha: float = 0.1
     lr: float = 1.0

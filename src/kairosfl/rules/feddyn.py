@@ -23,8 +23,12 @@ from kairosfl.rules import everyone
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Rule):
-    """Modifies every client's loss so that its optimum moves to the global one. A small `alpha`
-    corrects slowly.
+    """Modifies every client's loss so that its optimum moves to the global one.
+
+    Args:
+        alpha: Strength of the regulariser, above 0; a small one corrects slowly. The paper uses
+            0.1, 0.01 and 0.001.
+        weights: "uniform", as in the paper, or "samples": clients are weighted by their samples.
     """
 
     alpha: float = 0.01

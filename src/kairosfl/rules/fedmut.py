@@ -30,8 +30,13 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedMut(Rule):
-    """Starts the clients around the model instead of at it, which leads to flatter minima. `alpha =
-    0` is FedAvg.
+    """Starts clients around the model, which leads to flatter minima. `alpha = 0` is FedAvg.
+
+    Args:
+        alpha: Radius of the mutation, 0 or more.
+        rate: How far early mutants lean forward, 0 to 1.
+        bound: Number of mutated rounds after which they no longer lean.
+        weights: "uniform", as in the paper, or "samples": clients are weighted by their samples.
     """
 
     alpha: float = 4.0

@@ -23,12 +23,14 @@ from kairosfl.rules.fedprox import FedProx
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(Rule):
-    """Averages the clients' mean gradients, not their updates, so that more local steps do not mean
-    more influence.
+    """Averages mean gradients, not updates: more local steps do not mean more influence.
 
-    `momentum` is the server's (gmf), on the normalised direction. `convex` keeps the new model in
-    the convex hull of the clients', where a client's few steps would otherwise be extrapolated.
     With equal steps it is FedAvg, except with FedProx.
+
+    Args:
+        momentum: The server's momentum (the paper's slow momentum), at least 0 and below 1.
+        convex: Whether the weights p_i / a_i are divided by their sum, as in FedCL's released code;
+            the new model then lies in the convex hull of the clients'.
     """
 
     momentum: float = 0.0

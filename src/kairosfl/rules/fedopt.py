@@ -73,7 +73,13 @@ class FedOpt(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(FedOpt):
-    """Step sizes that only shrink, most where updates were large."""
+    """Step sizes that only shrink, most where updates were large.
+
+    Args:
+        lr: The server's learning rate, above 0.
+        beta1: Momentum of Δ, at least 0 and below 1.
+        tau: Degree of adaptivity: smaller adapts more; above 0.
+    """
 
     beta1: float = 0.0
 
@@ -83,7 +89,15 @@ class FedAdagrad(FedOpt):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(FedOpt):
-    """Step sizes from a moving average of squared updates."""
+    """Step sizes from a moving average of squared updates.
+
+    Args:
+        lr: The server's learning rate, above 0.
+        beta1: Momentum of Δ, at least 0 and below 1.
+        tau: Degree of adaptivity: smaller adapts more; above 0.
+        beta2: Decay of the second moment, at least 0 and below 1.
+        bias_correction: Whether m is divided by 1 − beta1^t and v by 1 − beta2^t.
+    """
 
     beta2: float = 0.99
     bias_correction: bool = False
@@ -108,8 +122,16 @@ class FedAdam(FedOpt):
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedAdam):
-    """Like FedAdam, but the second moment changes by the size of Δ² alone, so one large round does
-    not erase it.
+    """Like FedAdam, but one large round does not erase the second moment.
+
+    It changes by the size of Δ² alone.
+
+    Args:
+        lr: The server's learning rate, above 0.
+        beta1: Momentum of Δ, at least 0 and below 1.
+        tau: Degree of adaptivity: smaller adapts more; above 0.
+        beta2: Decay of the second moment, at least 0 and below 1.
+        bias_correction: Whether m is divided by 1 − beta1^t and v by 1 − beta2^t.
     """
 
     lr: float = 0.01

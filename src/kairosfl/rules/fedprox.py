@@ -15,7 +15,11 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Rule):
-    """Pulls every client back to the model that it was sent. `mu = 0` is FedAvg to the bit."""
+    """Pulls every client back to the model that it was sent. `mu = 0` is FedAvg to the bit.
+
+    Args:
+        mu: Strength of the pull, 0 or more; the paper tunes 0.001 to 1.
+    """
 
     mu: float = 0.01
 

@@ -18,10 +18,10 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedSAM(Rule):
-    """Clients look for flat minima: the gradient of a step is taken at the sharpest point nearby.
-    `rho = 0` is FedAvg.
+    """Clients look for flat minima, with two gradients a step. `rho = 0` is FedAvg.
 
-    Every local step takes two gradients.
+    Args:
+        rho: Distance to the point where gradients are taken, 0 or more.
     """
 
     rho: float = 0.05

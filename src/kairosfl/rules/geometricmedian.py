@@ -23,10 +23,14 @@ from kairosfl.rules.robust import Robust, taking_part
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(Robust):
-    """The vector nearest to all updates at once. It begins at the model, not at the mean, which one
-    liar can move far.
+    """The vector nearest to all updates at once.
 
-    `nu` keeps the factor of an update on which z lies finite. The paper weighs by `"samples"`.
+    It begins at the model, not at the mean, which one liar can move far.
+
+    Args:
+        nu: Smallest distance that enters a factor, so that it stays finite; above 0.
+        iterations: Steps of Weiszfeld's algorithm.
+        weights: By "samples", as in the paper, or "uniform".
     """
 
     nu: float = 1e-6

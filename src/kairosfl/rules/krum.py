@@ -24,8 +24,12 @@ from kairosfl.rules.robust import Robust, distances, liars, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Robust):
-    """Only the reports closest to their neighbours count: `keep` of them, or with 0 all but the
-    presumed liars.
+    """Only the reports closest to their neighbours count.
+
+    Args:
+        share: The share of liars to withstand, at least 0 and below 0.5; the number in a round is
+            rounded up.
+        keep: Reports to average; 0: all but the presumed liars (multi-Krum).
     """
 
     share: float = 0.2

@@ -30,8 +30,12 @@ from kairosfl.rules.robust import Guard, middle
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Guard):
-    """Bounds the weight, the length and the numbers of every report by those of the cohort. 0 turns
-    a bound off.
+    """Bounds the weight, the length and the numbers of every report by those of the cohort.
+
+    Args:
+        weight: Largest weight, in equal shares; 0: no limit.
+        norm: Largest length of an update, in medians; 0: no limit.
+        numbers: Largest squared gradient norm and Fisher trace, in medians; 0: no limit.
     """
 
     weight: float = 1.5

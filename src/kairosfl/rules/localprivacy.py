@@ -25,10 +25,14 @@ from kairosfl.rules import accounting
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPrivacy(Rule):
-    """Clients clip their updates to `clip` and add noise, so that each report is (`epsilon`,
-    `delta`)-private.
+    """Clients clip their updates and add noise before they send them.
 
     It holds against the server as well, for any two sets of data that a client could have.
+
+    Args:
+        epsilon: ε of one report, with `delta`.
+        delta: δ of one report, a small probability.
+        clip: The largest norm C of an update.
     """
 
     epsilon: float = 8.0

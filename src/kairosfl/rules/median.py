@@ -35,8 +35,11 @@ class Median(Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean(Robust):
-    """The mean of every coordinate without its extremes. `share` is the share of liars to
-    withstand; 0 is the mean.
+    """The mean of every coordinate without its extremes.
+
+    Args:
+        share: The share of liars to withstand, at least 0 and below 0.5; the number in a round is
+            rounded up.
     """
 
     share: float = 0.2

@@ -39,8 +39,10 @@ class Mixing(Guard):
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketing(Mixing):
-    """Means of `size` reports drawn at random take the place of reports. Without a robust rule it
-    is FedAvg.
+    """Means of reports drawn at random take their place. Without a robust rule it is FedAvg.
+
+    Args:
+        size: Reports in a bucket.
     """
 
     size: int = 2
@@ -96,7 +98,12 @@ class Bucketing(Mixing):
 
 @dataclass(frozen=True, kw_only=True)
 class NNM(Mixing):
-    """Every update becomes the mean of its nearest neighbours, all but a `share` of the reports."""
+    """Every update becomes the mean of its nearest neighbours.
+
+    Args:
+        share: The share of liars to withstand, at least 0 and below 0.5; the number in a round is
+            rounded up.
+    """
 
     share: float = 0.2
 

@@ -20,8 +20,13 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class MOON(Rule):
-    """Keeps a client's features near the global model's and away from its own last ones. `mu = 0`
-    is FedAvg.
+    """Keeps a client's features near the global model's and away from its own last ones.
+
+    `mu = 0` is FedAvg.
+
+    Args:
+        mu: Weight of the term, 0 or more; the paper uses 5 on CIFAR-10 and 1 elsewhere.
+        temperature: Of the softmax over the two cosines, above 0.
     """
 
     mu: float = 1.0

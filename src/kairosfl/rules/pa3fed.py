@@ -28,13 +28,16 @@ NOTICEABLE = 0.01  # a smaller relative change of a weight counts as none
 
 @dataclass(frozen=True, kw_only=True)
 class PA3Fed(Rule):
-    """Clients whose own performance improved since their last turn count more, while the period is
-    critical.
+    """Clients that improved since their last turn count more, while the period is critical.
 
-    `score = "log_likelihood"` follows the prose (better counts more); `"loss"` is Eq. 8 and 10 to
-    the letter, its exact inverse; `"accuracy"` is Eq. 9, from 0 to 1. `at` says which model is
-    scored: after local training, or the global model before it. `change` is which change counts
-    more: "better", or "small", which takes the paper's stability for a score that hardly moves.
+    Args:
+        beta: Sharpness, 0 (plain weights) or more.
+        score: What changes: "log_likelihood" (better counts more, as in the prose), "loss" (Eq. 8
+            and 10 to the letter, its inverse) or "accuracy" (Eq. 9).
+        at: Which model is scored: "after" local training, or the global one "before" it.
+        always: Whether it acts outside critical periods too.
+        change: Which clients count more: those whose score got "better", or those whose score
+            changed little, "small".
     """
 
     beta: float = 0.3

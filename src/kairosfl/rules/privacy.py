@@ -46,14 +46,20 @@ GUESSED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy(Rule):
-    """Clips every client's update, adds noise, keeps the account, and ends the run before the
-    budget is overspent.
+    """Clips every update, adds noise, keeps the account, and ends the run within the budget.
 
-    `noise` is the noise multiplier z; 0 calibrates it, so that the budget lasts for `train.rounds`
-    of the planned size. `quantile` is the fraction of updates that adaptive clipping leaves
-    unclipped; 0 keeps `clip` as it is. `population` and `noise_cohort` simulate a larger
-    federation, whose ε is hypothetical. `key` names the environment variable with the secret from
-    which noise and cohorts are drawn; without it they follow from the seed, which clients know.
+    Args:
+        epsilon: Budget of the whole run, with `delta`.
+        delta: With what probability the promise may fail; well below 1 / population.
+        clip: The largest norm C of an update; with `quantile` the first one.
+        noise: The noise multiplier z; 0: the smallest with which the budget lasts for all rounds.
+        quantile: Fraction of updates that adaptive clipping leaves as they are, such as 0.5; 0: C
+            is fixed.
+        clip_lr: How fast C follows the quantile.
+        population: Clients of a larger federation that is simulated; 0: the real number.
+        noise_cohort: Its cohort where `train.cohort` clients train; 0: the real number.
+        key: Environment variable with the secret from which noise and cohorts are drawn; empty:
+            they follow from the seed.
     """
 
     epsilon: float = 2.0

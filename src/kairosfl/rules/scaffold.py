@@ -27,13 +27,17 @@ from kairosfl.rules.pairs import SAID
 
 @dataclass(frozen=True, kw_only=True)
 class SCAFFOLD(Rule):
-    """Corrects every local gradient by the global minus the client's own mean gradient. `lr` is the
-    server's.
+    """Corrects every local gradient by the global minus the client's own mean gradient.
 
-    `weights="models"` averages the models by samples and c uniformly, as NIID-Bench's released code
-    does. `divisor="steps"` is K · lr to the letter, which makes c too large under momentum, unless
-    the correction is added to the steps, after the momentum, instead of to the gradients:
-    `correct="steps"`, as the released code does.
+    Args:
+        lr: The server's learning rate.
+        weights: "uniform", as in the paper; "samples": clients are weighted by their samples;
+            "models": only their models are, and c is the plain mean, as in NIID-Bench's released
+            code, which converges to another point where sizes differ.
+        divisor: Of the mean gradients: the "mass", or "steps": K · lr, as in the paper, which is
+            right only without momentum.
+        correct: What is corrected: "gradients", or "steps": adds c − c_i to every step, after the
+            momentum, as NIID-Bench's released code does; needs divisor = "steps".
     """
 
     lr: float = 1.0

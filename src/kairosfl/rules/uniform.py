@@ -14,9 +14,7 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Rule):
-    """Weights clients equally instead of by their samples, whatever it is added to. It has no
-    options.
-    """
+    """Weights clients equally, not by their samples, whatever it is added to. It has no options."""
 
     def traits(self) -> Traits:
         return Traits(

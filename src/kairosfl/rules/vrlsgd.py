@@ -25,9 +25,11 @@ from kairosfl.rules.pairs import SAID
 
 @dataclass(frozen=True, kw_only=True)
 class VRLSGD(Rule):
-    """Removes from every local gradient the part in which the client differs from the others.
+    """Removes from every local gradient what the client's differ by from the others'.
 
-    `rate = 0.005` is what the released FedCL code uses; it brings VRL-SGD close to FedAvg.
+    Args:
+        rate: How much of the correction is applied, 0 (FedAvg) to 1 (the paper); FedCL's released
+            code has 0.005.
     """
 
     rate: float = 1.0

@@ -1,7 +1,10 @@
-"""The tables of docs/rules/compositions.md, from what the rules say about themselves."""
+"""The tables of the rules' pages, from what the rules say about themselves."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
@@ -53,6 +56,21 @@ def sums() -> str:
         f"| weighted sums of the updates, and their norms | {_listed(only)} |\n"
         f"| single updates | {_listed(single)} |\n"
     )
+
+
+def options(name: str) -> str:
+    """The options of a rule with their defaults and what its docstring says about them."""
+    documented = inspect.getdoc(RULES[name]) or ""
+    section = documented.partition("\nArgs:\n")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE)
+    meanings = {option: " ".join(text.split()) for option, text in entries}
+
+    lines = ["| option | default | what it does |", "|---|---|---|"]
+    for field in dataclasses.fields(RULES[name]):  # type: ignore[arg-type]
+        default = repr(field.default).replace("'", '"')
+        meaning = re.sub(r'"\w+"', r"`\g<0>`", meanings[field.name]).removesuffix(".")
+        lines.append(f"| `{field.name}` | `{default}` | {meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 def _member(text: str) -> Member:
