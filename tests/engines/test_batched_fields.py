@@ -20,6 +20,7 @@ from kairosfl.engines.batched import Batched, scoring
 from kairosfl.engines.batched.graphs import Steps
 from kairosfl.engines.batched.state import Kind
 from kairosfl.engines.loop import Loop
+from kairosfl.errors import UserError
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
 
@@ -341,3 +342,24 @@ def test_when_steps_fail_own_parts_train_one_after_another(
     assert steps[0] > 0
     assert_equal(found, wanted, 1e-10)
     assert torch.equal(found.own, wanted.own)
+
+
+@pytest.mark.parametrize("engine", [Loop, Batched])
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            {"still": frozenset({1, 4, 9})},
+            r"still = \[4, 9\] of the brief: the model has 4 trained",
+        ),
+        ({"still": frozenset(range(4))}, "still names all 4 trained tensors"),
+        ({"own_epochs": [0, 1, 0, 0]}, "own_epochs needs a model of which a part stays"),
+        ({"max_steps": [3, 2, 0, 1]}, "max_steps of client 2 is 0 and must be 1 or more"),
+    ],
+)
+def test_what_no_client_can_follow_is_refused(
+    engine: type[Loop | Batched], field: dict[str, object], message: str
+) -> None:
+    task = named("mlp")
+    with pytest.raises(UserError, match=message):
+        engine(task).train(make_briefs(task, **field))

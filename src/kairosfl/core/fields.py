@@ -608,6 +608,37 @@ class Briefs(Cohort):
         measured = tuple(name for name in (SQUARED_LOSS,) if name in self.measure)
         return asked + measured + (("epochs = 0",) if self.measures_only() else ())
 
+    def check(self, layout: Layout) -> None:
+        """Refuse what no client of this model can follow.
+
+        Args:
+            layout: Of the model that the clients train.
+        """
+        names = layout.names
+        still = self.still or frozenset()
+        strangers = sorted(still - set(range(len(names))))
+        if strangers:
+            raise UserError(
+                f"still = {strangers} of the brief: the model has {len(names)} trained tensors, "
+                f"numbered 0 to {len(names) - 1}; give their places in layout.names."
+            )
+        if len(still) == len(names) and self.epochs.any():
+            raise UserError(
+                f"still names all {len(names)} trained tensors, so that nothing would train: "
+                "leave one out, or set epochs = 0 to measure only."
+            )
+        if self.own_epochs is not None and self.own_epochs.any() and not layout.own:
+            raise UserError(
+                "own_epochs needs a model of which a part stays with each client: give the task "
+                "`own`, such as ['head.*'], or leave the rule out."
+            )
+        if self.max_steps is not None and (self.max_steps < 1).any():
+            row = int(self.max_steps.argmin())
+            raise UserError(
+                f"max_steps of client {int(self.ids[row])} is {int(self.max_steps[row])} and must "
+                "be 1 or more; set epochs = 0 to measure only."
+            )
+
     @property
     def newest(self) -> int:
         """The newest version of the model that one of the clients was sent; -1 without clients."""

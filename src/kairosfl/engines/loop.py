@@ -44,6 +44,7 @@ class Loop(Evaluator):
 
 def one_by_one(trainer: Trainer, briefs: Briefs, precision: Precision) -> Reports:
     """The reports of a cohort whose clients train one after another."""
+    briefs.check(trainer.layout)
     start = briefs.start
     length = 0 if briefs.measures_only() else start.shape[-1]
     delta = torch.empty(len(briefs), length, dtype=start.dtype, device=trainer.device)

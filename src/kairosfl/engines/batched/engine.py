@@ -260,6 +260,7 @@ class Batched(Evaluator):
     def submit(self, task: Task, briefs: Briefs) -> Ticket:
         """Queue a cohort; its clients take slots as they become free."""
         self.check(task)
+        briefs.check(task.layout)
         self._abandon()
         ticket = Ticket.of(task, briefs)
         apart = tuple(name for name in briefs.alone if name not in STACKED)
