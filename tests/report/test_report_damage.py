@@ -271,3 +271,13 @@ def test_the_live_page_says_once_what_is_damaged(study):
         live._due = 0.0
         assert "run.json is not valid JSON" in live.newer("")
     assert len(said) == 1
+
+
+def test_a_partition_with_null_for_the_number_of_classes_costs_nothing_else(tmp_path):
+    run = fake.write_run(tmp_path / "a", rounds=3)
+    partition = json.loads((run / "partition.json").read_text()) | {"classes": None}
+    (run / "partition.json").write_text(json.dumps(partition))
+
+    study = read_study([run])
+
+    assert (study.groups[0].runs[0].diverged, study.all_damaged()) == (None, [])

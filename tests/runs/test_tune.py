@@ -122,6 +122,11 @@ def test_best_toml_is_the_best_trial_on_the_test_set(done, tmp_path, monkeypatch
     assert said.exit_code == 0, said.output
 
 
+def test_best_toml_has_no_validation_samples_where_the_file_has_nothing_else_under_data(done):
+    found = replace(result(done), nested={"data": {"validation": 0.2}})
+    assert found.best_tables()["data"] == {}
+
+
 def test_the_page_and_the_tables(done):
     found = result(done)
     text = page(found)

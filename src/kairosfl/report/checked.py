@@ -1,5 +1,6 @@
-"""The files of a run folder, checked for use in a report: damaged parts are left out and named in
-one sentence.
+"""The files of a run folder, checked for use in a report.
+
+Damaged parts are left out and named in one sentence.
 """
 
 from __future__ import annotations
@@ -23,16 +24,13 @@ from kairosfl.runs.score import Score
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
-Wanted = Mapping[str, Callable[[Any], bool]]
+Checks = Mapping[str, Callable[[Any], bool]]
 
 _MOST = 2**31  # clients or rounds
 _NAMED = 5  # damaged lines or rounds of a file; the others are counted
 _ANY, _SHARE, _AMOUNT = (-math.inf, math.inf), (0.0, 1.0), (0.0, 1e18)
-_PLAIN = {
-    float,
-    bool,
-    type(None),
-}  # types that become a number without a check; a whole one may be too large
+# Types that become a number without a check; a whole one may be too large.
+_PLAIN = {float, bool, type(None)}
 _METRICS = {
     "critical": _SHARE,
     **dict.fromkeys(("cohort", "reported", "rejected", "epochs", "epochs_total"), _AMOUNT),
@@ -57,7 +55,7 @@ def toml(path: Path, say: Say) -> tuple[str, dict[str, Any]]:
         return "", {}
 
 
-def table(path: Path, say: Say, wanted: Wanted) -> dict[str, Any]:
+def table(path: Path, say: Say, checks: Checks) -> dict[str, Any]:
     """The object in a JSON file, without invalid values; empty if there is no such file."""
     text = _text(path, say)
     if text is None:
@@ -71,69 +69,85 @@ def table(path: Path, say: Say, wanted: Wanted) -> dict[str, Any]:
     if not isinstance(value, dict):
         say(f"{path} does not hold a JSON object and is left out.")
         return {}
-    return kept(value, wanted, path, say)
+    return kept(value, checks, path, say)
 
 
 def _writable(value: Any) -> None:
-    """Raise a ValueError for what can be parsed but not shown: half a character, a number with
-    thousands of digits.
+    """Raise a ValueError for what can be parsed but not shown.
+
+    That is half a character, or a number with thousands of digits.
     """
     json.dumps(value, ensure_ascii=False, default=str).encode()
 
 
-def kept(values: Mapping[str, Any], wanted: Wanted, path: Path, say: Say) -> dict[str, Any]:
+def kept(values: Mapping[str, Any], checks: Checks, path: Path, say: Say) -> dict[str, Any]:
     """The values of a file, without those that are neither null nor valid."""
-    wrong = [
-        key for key, good in wanted.items() if values.get(key) is not None and not good(values[key])
-    ]
-    for key in wrong:
+    valid = dict(values)
+    for key, is_valid in checks.items():
+        if values.get(key) is None or is_valid(values[key]):
+            continue
         text = repr(values[key])
-        shown = text if len(text) <= 40 else f"{text[:37]}..."
-        say(f"{path}: {key} = {shown} is not a valid value and is left out.")
-    return {key: value for key, value in values.items() if key not in wrong}
+        if len(text) > 40:
+            text = f"{text[:37]}..."
+        say(f"{path}: {key} = {text} is not a valid value and is left out.")
+        del valid[key]
+    return valid
 
 
 def metrics(
     rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], path: Path, say: Say
 ) -> dict[str, Array]:
-    """The lines of metrics.jsonl as columns, one value per round; of `scores`, the first is the
-    main metric.
+    """The lines of metrics.jsonl as columns, one value per round.
+
+    Of `scores`, the first is the main metric. The column `not_finite` says in which rounds the
+    model was evaluated without a finite result.
     """
-    wrong: dict[str, list[int]] = {}
     main = scores[0]
-    ranges = {score.name: _range(score) for score in scores}
-    ranges |= _METRICS | {
-        f"client_{main.name}_{which}": _range(main) for which in ("mean", "worst")
-    }
+    ranges = {score.name: _range(score) for score in scores} | _METRICS
+    ranges[f"client_{main.name}_mean"] = ranges[f"client_{main.name}_worst"] = _range(main)
 
-    def value(row: Mapping[str, Any], name: str) -> float:
-        found = number(row.get(name), *ranges.get(name, _ANY))
-        if found is None and name in ranges:
-            wrong.setdefault(name, []).append(row["round"])
-        return math.nan if found is None else found
-
-    def column(name: str) -> Array:
-        values = [row.get(name) for row in rows]
-        low, high = ranges.get(name, _ANY)
-        if set(map(type, values)) <= _PLAIN | {
-            int
-        }:  # all at once; one by one only where something is wrong
-            with contextlib.suppress(OverflowError):
-                array = np.array(values, dtype=np.float64)
-                array[~np.isfinite(array)] = np.nan
-                if not ((array < low) | (array > high)).any():
-                    return array
-        return np.array([value(row, name) for row in rows], dtype=np.float64)
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: column(name) for name in names}
+    columns = {} if rows else {"round": np.zeros(0)}
+    wrong: dict[str, list[int]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        columns[name], in_rounds = _column(rows, name, *ranges.get(name, _ANY))
+        if in_rounds and name in ranges:
+            wrong[name] = in_rounds
     _name_fields(path, wrong, say)
-    intact = [row if row["round"] not in wrong.get(main.name, ()) else {} for row in rows]
-    evaluated = [row.get("evaluated", row.get(main.name) is not None) is True for row in intact]
-    lost = [
-        scored and row.get("loss", 0.0) is None for scored, row in zip(evaluated, rows, strict=True)
-    ]  # not finite
-    return (columns or {"round": np.zeros(0)}) | {"not_finite": np.array(lost, dtype=np.float64)}
+
+    damaged = wrong.get(main.name, ())
+    lost = [row["round"] not in damaged and _is_lost(row, main) for row in rows]
+    columns["not_finite"] = np.array(lost, dtype=np.float64)
+    return columns
+
+
+def _column(
+    rows: Sequence[Mapping[str, Any]], name: str, low: float, high: float
+) -> tuple[Array, list[int]]:
+    """One value per row, NaN if there is none, and the rounds in which it is wrong."""
+    values = [row.get(name) for row in rows]
+    # All at once, and one by one only where something is wrong.
+    if set(map(type, values)) <= _PLAIN | {int}:
+        with contextlib.suppress(OverflowError):
+            array = np.array(values, dtype=np.float64)
+            array[~np.isfinite(array)] = np.nan
+            if not ((array < low) | (array > high)).any():
+                return array, []
+
+    column = np.full(len(rows), np.nan)
+    wrong = []
+    for i, (row, value) in enumerate(zip(rows, values, strict=True)):
+        real = number(value, low, high)
+        if real is None:
+            wrong.append(row["round"])
+        else:
+            column[i] = real
+    return column, wrong
+
+
+def _is_lost(row: Mapping[str, Any], main: Score) -> bool:
+    """Whether the model was evaluated and its loss was not finite."""
+    is_evaluated = row.get("evaluated", row.get(main.name) is not None)
+    return is_evaluated is True and row.get("loss", 0.0) is None
 
 
 def _range(score: Score) -> tuple[float, float]:
@@ -143,28 +157,24 @@ def _range(score: Score) -> tuple[float, float]:
 def clients(path: Path, score: Score, say: Say) -> list[dict[str, Any]]:
     """What happened to each client, one object per round, without damaged fields."""
     wrong: dict[str, list[int]] = {}
-    fields = _CLIENT_FIELDS | {score.quantiles: partial(_quantiles, within=_range(score))}
+    checks = _CLIENT_FIELDS | {score.quantiles: partial(_quantiles, within=_range(score))}
     rows = []
     for row in by_round(path, say):
-        if _is_list(row.get("ids"), is_whole):
-            damaged = [
-                name
-                for name, good in fields.items()
-                if row.get(name) is not None and not good(row, name)
-            ]
-            rows.append({name: value for name, value in row.items() if name not in damaged})
-        else:
-            damaged = ["ids"]
-        for name in damaged:
-            wrong.setdefault(name, []).append(row["round"])
+        if not _is_list(row.get("ids"), is_whole):
+            wrong.setdefault("ids", []).append(row["round"])
+            continue
+        valid = dict(row)
+        for name, is_valid in checks.items():
+            if row.get(name) is not None and not is_valid(row, name):
+                wrong.setdefault(name, []).append(row["round"])
+                del valid[name]
+        rows.append(valid)
     _name_fields(path, wrong, say)
     return rows
 
 
 def number(value: Any, low: float = -math.inf, high: float = math.inf) -> float | None:
-    """A JSON value as a number, NaN if nothing was measured; None if it is not a number or out of
-    range.
-    """
+    """A JSON value as a number, NaN if nothing was measured; None if it is no number in range."""
     if value is None:
         return math.nan
     if not isinstance(value, int | float):
@@ -173,7 +183,9 @@ def number(value: Any, low: float = -math.inf, high: float = math.inf) -> float 
         real = float(value)
     except OverflowError:
         return None
-    return math.nan if not math.isfinite(real) else real if low <= real <= high else None
+    if not math.isfinite(real):
+        return math.nan
+    return real if low <= real <= high else None
 
 
 def is_whole(value: Any, most: int = _MOST) -> bool:
@@ -198,12 +210,14 @@ def is_texts(value: Any) -> bool:
 
 def is_counts(value: Any) -> bool:
     """Whether it is a non-empty table of counts."""
-    widths = (
-        {len(row) for row in value}
-        if _is_list(value, lambda row: _is_list(row, _is_amount))
-        else set()
-    )
+    if not _is_list(value, _are_amounts):
+        return False
+    widths = set(map(len, value))
     return len(widths) == 1 and widths != {0}
+
+
+def _are_amounts(value: Any) -> bool:
+    return _is_list(value, _is_amount)
 
 
 def _is_amount(value: Any) -> bool:
@@ -219,8 +233,9 @@ def _is_list(value: Any, good: Callable[[Any], bool]) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    plain = isinstance(value, list) and set(map(type, value)) <= _PLAIN
-    return plain or _is_list(value, _is_number)
+    if not isinstance(value, list):
+        return False
+    return set(map(type, value)) <= _PLAIN or all(map(_is_number, value))
 
 
 def _per_client(row: Mapping[str, Any], name: str) -> bool:
@@ -229,34 +244,44 @@ def _per_client(row: Mapping[str, Any], name: str) -> bool:
 
 def _by_client(row: Mapping[str, Any], name: str) -> bool:
     value = row[name]
-    named = isinstance(value, dict) and all(key.isdecimal() and len(key) < 10 for key in value)
-    return named and all(map(_is_number, value.values()))
+    if not isinstance(value, dict):
+        return False
+    are_clients = all(key.isdecimal() and len(key) < 10 for key in value)
+    return are_clients and all(map(_is_number, value.values()))
 
 
 def _square(row: Mapping[str, Any], name: str) -> bool:
-    value = row[name]
-    return _is_list(value, lambda each: _per_client({"ids": value, name: each}, name)) and len(
-        value
-    ) == len(row["ids"])
+    table = row[name]
+    if not isinstance(table, list) or len(table) != len(row["ids"]):
+        return False
+    return all(_are_numbers(numbers) and len(numbers) == len(table) for numbers in table)
 
 
 def _quantiles(row: Mapping[str, Any], name: str, within: tuple[float, float]) -> bool:
-    return (
-        _is_list(row[name], lambda value: number(value, *within) is not None) and len(row[name]) > 1
-    )
+    values = row[name]
+    if not isinstance(values, list) or len(values) < 2:
+        return False
+    return all(number(value, *within) is not None for value in values)
+
+
+def _confusion(row: Mapping[str, Any], name: str) -> bool:
+    return is_counts(row[name]) and len(row[name]) == len(row[name][0])
 
 
 _CLIENT_FIELDS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
     **dict.fromkeys(("weights", "epochs", "similarity", "score"), _per_client),
     "lambda": _by_client,
-    "class_accuracy": lambda row, name: _quantiles(row, name, _SHARE),
-    "confusion": lambda row, name: is_counts(row[name]) and len(row[name]) == len(row[name][0]),
+    "class_accuracy": partial(_quantiles, within=_SHARE),
+    "confusion": _confusion,
     "cosines": _square,
 }
 
 
+# --- lines ----------------------------------------------------------------------------------------
+
+
 def by_round(path: Path, say: Say) -> list[dict[str, Any]]:
-    """The lines of a file in the order of their rounds; of two for the same round, the later one."""
+    """The lines of a file by round, in order; of two for one round, the later one."""
     damaged: list[int] = []
     try:
         lines = list(read_lines(path, damaged.append))
@@ -266,22 +291,30 @@ def by_round(path: Path, say: Say) -> list[dict[str, Any]]:
     if damaged and _unended(path, damaged[-1]):
         damaged.pop()
     if damaged:
-        say(
-            f"{path}: {_listed('line', damaged)} {'is' if len(damaged) == 1 else 'are'} damaged and left out."
-        )
-    wrong = [row["round"] for row in lines if not 0 < row["round"] < _MOST]
-    if wrong:
-        say(
-            f"{path}: {_listed('round', wrong)} cannot exist and {'is' if len(wrong) == 1 else 'are'} left out."
-        )
-    rows = {row["round"]: row for row in lines if row["round"] not in wrong}
+        say(f"{path}: {_listed('line', damaged)} {_are(damaged)} damaged and left out.")
+
+    rows: dict[int, dict[str, Any]] = {}
+    impossible: list[int] = []
+    for row in lines:
+        if 0 < row["round"] < _MOST:
+            rows[row["round"]] = row
+        else:
+            impossible.append(row["round"])
+    if impossible:
+        rounds = _listed("round", impossible)
+        say(f"{path}: {rounds} cannot exist and {_are(impossible)} left out.")
     return [rows[number] for number in sorted(rows)]
 
 
+def _are(numbers: Sequence[int]) -> str:
+    return "is" if len(numbers) == 1 else "are"
+
+
 def _unended(path: Path, number: int) -> bool:
-    """Whether a line is still being written: the last one of an unfinished run, without a newline."""
+    """Whether a line is still being written: the last of an unfinished run, without a newline."""
     lines = path.read_bytes().split(b"\n")
-    return len(lines) == number and lines[-1] != b"" and not (path.parent / "summary.json").exists()
+    is_last = len(lines) == number and lines[-1] != b""
+    return is_last and not (path.parent / "summary.json").exists()
 
 
 def _name_fields(path: Path, wrong: Mapping[str, Sequence[int]], say: Say) -> None:
@@ -291,12 +324,12 @@ def _name_fields(path: Path, wrong: Mapping[str, Sequence[int]], say: Say) -> No
 
 def _listed(word: str, numbers: Sequence[int]) -> str:
     """`line 3`, `lines 3 and 5`, `lines 1, 2, 3, 4, 5 and 12 more`."""
-    shown = [
-        *map(str, numbers[:_NAMED]),
-        *([f"{len(numbers) - _NAMED} more"] if len(numbers) > _NAMED else []),
-    ]
-    words = f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
-    return f"{word if len(numbers) == 1 else f'{word}s'} {words}"
+    if len(numbers) == 1:
+        return f"{word} {numbers[0]}"
+    words = list(map(str, numbers[:_NAMED]))
+    if len(numbers) > _NAMED:
+        words.append(f"{len(numbers) - _NAMED} more")
+    return f"{word}s {', '.join(words[:-1])} and {words[-1]}"
 
 
 def _text(path: Path, say: Say) -> str | None:

@@ -10,13 +10,8 @@ from typing import Any
 from kairosfl.report.read import read_study
 from kairosfl.report.tables import Row, cells, chosen_target, results, results_table
 
-WIDE = (
-    "final",
-    "worst clients",
-    "cohort",
-    "e-LUD",
-    "seconds",
-)  # shown only in the page and the files
+# Columns that are shown only in the page and the files.
+WIDE = ("final", "worst clients", "cohort", "e-LUD", "seconds")
 
 
 @dataclass(frozen=True)
@@ -30,23 +25,26 @@ class Comparison:
 
     def table(self, columns: Sequence[str] | None = None) -> list[dict[str, str]]:
         """These columns after the algorithm, or those that fit a wide terminal."""
-        without = (
-            WIDE
-            if columns is None
-            else [n for n in cells(self.rows[0]) if n not in ("algorithm", *columns)]
-        )
+        if columns is None:
+            return results_table(self.rows, self.target, WIDE)
+        without = set(cells(self.rows[0])) - {"algorithm", *columns}
         return results_table(self.rows, self.target, without)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """All columns: each value with mean, deviation, and over how many seeds of how many it is."""
-        kept = [
-            {"metric": row.score.name, "target": self.target} | asdict(row) for row in self.rows
-        ]
-        return [{key: value for key, value in row.items() if key != "score"} for row in kept]
+        """All columns; each value with its mean, its deviation, and the seeds that have it."""
+        rows = []
+        for row in self.rows:
+            numbers = {"metric": row.score.name, "target": self.target} | asdict(row)
+            del numbers["score"]
+            rows.append(numbers)
+        return rows
 
     def notes(self) -> list[str]:
         """Notes on the rows."""
-        return [f"{row.label}: {note}" for row in self.rows for note in row.notes]
+        lines = []
+        for row in self.rows:
+            lines += [f"{row.label}: {note}" for note in row.notes]
+        return lines
 
 
 def compare(dirs: Sequence[Path], target: float | None = None) -> Comparison:

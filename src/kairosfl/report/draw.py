@@ -43,20 +43,14 @@ _STYLE: dict[Any, Any] = {
 STRIPS = 12  # at most: more would hide the curves
 KINDS = ("svg", "pdf", "png")
 EMBEDDED = {"svg.fonttype": "path"}  # the text of an SVG looks the same everywhere
-STYLES = (
-    "-",
-    "--",
-    "-.",
-    ":",
-)  # a curve is distinguished by more than its colour, which print may not have
-# An axis in words: label, size of the unit, and how much there must be of it.
+# A curve is distinguished by more than its colour, which print may not have.
+STYLES = ("-", "--", "-.", ":")
+# An axis in words: label, size of the unit, and how much there must be of it, the largest first.
 _UNITS = {"MB": (("communication (GB)", 1000.0, 10_000.0), ("communication (MB)", 1.0, 0.0))}
 
 
 def style(**more: Any) -> AbstractContextManager[None]:
-    """The style of all plots, with further settings of matplotlib, for as long as the context
-    lasts.
-    """
+    """A context in which plots have the style of all, with further settings of matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -82,9 +76,7 @@ def picture_kind(path: Path) -> str:
 
 
 def save(figure: Figure, path: Path, kind: str, dpi: float = 180) -> None:
-    """Write a figure that is the same file on every machine: without the date, and an SVG with few
-    digits.
-    """
+    """Write a figure as the same file on every machine: undated, and an SVG with few digits."""
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
     if kind != "svg":
         write(path, lambda at: figure.savefig(at, format=kind, dpi=dpi, metadata=metadata))
@@ -95,18 +87,19 @@ def save(figure: Figure, path: Path, kind: str, dpi: float = 180) -> None:
 
 
 def _steady(svg: str) -> str:
-    """An SVG whose ids, hashes of all digits of its numbers, are counted instead, with positions
-    rounded.
+    """An SVG with positions rounded, and with counted ids instead of hashes of all digits.
 
     Two processors may differ in the last digit of a position. Numbers below 1, such as the scale of
     letters, stay.
     """
     hashed = dict.fromkeys(re.findall(r'id="(\w*[0-9a-f]{10})"', svg))
     names = {name: f"{name[0]}{number}" for number, name in enumerate(hashed, 1)}
-    svg = re.sub(r"\w*[0-9a-f]{10}\b", lambda found: names.get(found[0], found[0]), svg)
-    return re.sub(
-        r"<[^!>][^>]*>", lambda tag: re.sub(r"[1-9]\d*\.\d{5,}", _four_digits, tag[0]), svg
-    )
+    svg = re.sub(r"\w*[0-9a-f]{10}\b", lambda match: names.get(match[0], match[0]), svg)
+    return re.sub(r"<[^!>][^>]*>", _rounded, svg)
+
+
+def _rounded(tag: re.Match[str]) -> str:
+    return re.sub(r"[1-9]\d*\.\d{5,}", _four_digits, tag[0])
 
 
 def _four_digits(number: re.Match[str]) -> str:
@@ -114,42 +107,55 @@ def _four_digits(number: re.Match[str]) -> str:
 
 
 def draw_lines(axes: Axes, picture: Lines, names: Sequence[str]) -> bool:
-    """Curves with a band of one deviation, named by their groups. Returns whether any band is
-    visible.
-    """
-    most = max(float(series.x[-1]) for series in picture.series)
-    units = _UNITS.get(picture.x_label, ((picture.x_label, 1.0, 0.0),))
-    label, unit = next((text, size) for text, size, least in units if most >= least)
-    solid = any(series.dashed for series in picture.series)  # the groups by their colours alone
-    banded = False
+    """Curves with a band of one deviation, named by their groups; whether any band is visible."""
+    label, unit = _unit(picture)
+    scale = 100.0 if picture.percent else 1.0
+    # Where dashes tell the curves of a group apart, groups differ by their colours alone.
+    has_dashes = any(series.dashed for series in picture.series)
+    has_bands = False
     for series in picture.series:
-        style = "--" if series.dashed else STYLES[0 if solid else series.group % len(STYLES)]
-        scale = 100.0 if picture.percent else 1.0
-        low, high = (edge * scale for edge in band(series, picture.percent))
-        look: dict[str, Any] = {
-            "color": colour(series.group),
-            "linestyle": style,
-            "label": _name(series, names),
-        }
-        look["drawstyle"] = "steps-mid" if picture.steps else "default"
-        plot(axes, series.x / unit, series.mean * scale, low, high, **look)
-        banded |= bool((series.deviation > 0).any())
+        style = "-" if has_dashes else STYLES[series.group % len(STYLES)]
+        low, high = band(series, picture.percent)
+        plot(
+            axes,
+            series.x / unit,
+            series.mean * scale,
+            low * scale,
+            high * scale,
+            color=colour(series.group),
+            linestyle="--" if series.dashed else style,
+            label=_name(series, names),
+            drawstyle="steps-mid" if picture.steps else "default",
+        )
+        has_bands |= bool((series.deviation > 0).any())
+
     axes.set_xlabel(_capital(label))
     if picture.x_label == "round":
         whole(axes.xaxis)
         axes.margins(x=0.01)
     axes.set_ylabel(_capital(f"{picture.y_label} (%)" if picture.percent else picture.y_label))
-    return banded
+    return has_bands
+
+
+def _unit(picture: Lines) -> tuple[str, float]:
+    """The label of the x-axis, and the size of its unit."""
+    largest = max(float(series.x[-1]) for series in picture.series)
+    for label, size, least in _UNITS.get(picture.x_label, ()):
+        if largest >= least:
+            return label, size
+    return picture.x_label, 1.0
 
 
 def explained(bands: bool, strips: str) -> list[Artist]:
     """What a legend needs to explain shading: whether there are bands, and what `shade` returned."""
     from matplotlib.patches import Patch
 
-    drawn = [(f"bands: {BAND}", 0.3)] * bands + [(f"{strips}: {CRITICAL}", 0.7)] * bool(strips)
-    return [
-        Patch(color="0.5", alpha=strength, linewidth=0, label=label) for label, strength in drawn
-    ]
+    patches: list[Artist] = []
+    if bands:
+        patches.append(Patch(color="0.5", alpha=0.3, linewidth=0, label=f"bands: {BAND}"))
+    if strips:
+        patches.append(Patch(color="0.5", alpha=0.7, linewidth=0, label=f"{strips}: {CRITICAL}"))
+    return patches
 
 
 def whole(axis: Axis) -> None:
@@ -170,45 +176,60 @@ def plot(axes: Axes, x: Array, mean: Array, low: Array, high: Array, **look: Any
 
 def band(series: Series, percent: bool) -> tuple[Array, Array]:
     """One deviation to either side, but not below zero if no seed is, and no share above one."""
-    low, high = series.mean - series.deviation, series.mean + series.deviation
-    signed = any((seed < 0).any() for seed in series.seeds)
-    return low if signed else np.maximum(low, 0), np.minimum(high, 1) if percent else high
+    low = series.mean - series.deviation
+    high = series.mean + series.deviation
+    if not (series.seeds < 0).any():
+        low = np.maximum(low, 0)
+    if percent:
+        high = np.minimum(high, 1)
+    return low, high
 
 
 def periods(
     picture: Lines, groups: Sequence[Group], *, followed: bool = False
 ) -> dict[int, list[tuple[float, float, float]]]:
-    """The critical periods to shade by group: none unless x is the round, of a few groups, and some
-    had any.
+    """The critical periods to shade, by group; none unless a few groups are drawn over rounds.
 
     With `followed` only those of detectors that a rule follows, or that were asked for.
     """
-    shown = list(dict.fromkeys(series.group for series in picture.series))
-    if picture.x_label != "round" or len(shown) > STRIPS:
+    numbers = list(dict.fromkeys(series.group for series in picture.series))
+    if picture.x_label != "round" or len(numbers) > STRIPS:
         return {}
-    spans = followed_periods if followed else critical_periods
-    found = {number: spans(groups[number]) for number in shown}
-    return found if any(found.values()) else {}
+    find = followed_periods if followed else critical_periods
+    spans = {number: find(groups[number]) for number in numbers}
+    return spans if any(spans.values()) else {}
 
 
-def shade(axes: Axes, found: dict[int, list[tuple[float, float, float]]]) -> str:
-    """One group: the whole height, shaded lightly. Several: a strip each at the bottom. Returns
-    what was drawn.
+def shade(axes: Axes, spans: dict[int, list[tuple[float, float, float]]]) -> str:
+    """Shade periods: of one group over the whole height, of several in a strip each.
+
+    Returns what was drawn: "shaded", "strips", or nothing.
     """
-    alone = len(found) == 1
-    if not alone and found:  # room for the strips below the curves
-        low, high = axes.get_ylim()
-        axes.set_ylim(low - (high - low) * 0.026 * len(found), high)
-    for row, (number, spans) in enumerate(found.items()):
-        foot, height, strength = (0.0, 1.0, 0.12) if alone else (row * 0.024, 0.018, 0.7)
-        for left, right, share in spans:
-            look: dict[str, Any] = {
-                "color": colour(number),
-                "alpha": strength * share,
-                "linewidth": 0,
-            }
-            axes.axvspan(left, right, foot, foot + height, **look)
-    return "" if not found else "shaded" if alone else "strips"
+    if not spans:
+        return ""
+    if len(spans) == 1:
+        ((group, stretches),) = spans.items()
+        _shade(axes, group, stretches, (0.0, 1.0), 0.12)
+        return "shaded"
+
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - (high - low) * 0.026 * len(spans), high)  # room below the curves
+    for row, (group, stretches) in enumerate(spans.items()):
+        foot = row * 0.024
+        _shade(axes, group, stretches, (foot, foot + 0.018), 0.7)
+    return "strips"
+
+
+def _shade(
+    axes: Axes,
+    group: int,
+    stretches: Sequence[tuple[float, float, float]],
+    height: tuple[float, float],
+    strength: float,
+) -> None:
+    look: dict[str, Any] = {"color": colour(group), "linewidth": 0}
+    for left, right, share in stretches:
+        axes.axvspan(left, right, *height, alpha=strength * share, **look)
 
 
 def draw_heat(figure: Figure, axes: Axes, picture: HeatMap) -> None:
@@ -243,8 +264,10 @@ def short(text: str, most: int = 60) -> str:
 
 
 def _name(series: Series, names: Sequence[str]) -> str:
-    own = names[series.group] if len(names) > 1 or not series.name else ""
-    return ", ".join(filter(None, [own, series.name]))
+    """Its group, and its own name where a group has several curves."""
+    if len(names) == 1 and series.name:
+        return series.name
+    return ", ".join(filter(None, [names[series.group], series.name]))
 
 
 def _capital(text: str) -> str:
@@ -252,9 +275,8 @@ def _capital(text: str) -> str:
 
 
 def legend_columns(labels: Sequence[str], width: float, points: float) -> int:
-    """As many as fit the width in inches; a legend of two lines is not filled with one entry in the
-    second.
-    """
-    each = (max(map(len, labels)) + 8) * points / 133  # inches
-    most = max(1, min(len(labels), int(width / each)))
-    return math.ceil(len(labels) / math.ceil(len(labels) / most))
+    """As many as fit the width in inches; entries are spread evenly over the lines."""
+    inches = (max(map(len, labels)) + 8) * points / 133  # of an entry
+    most = max(1, min(len(labels), int(width / inches)))
+    lines = math.ceil(len(labels) / most)
+    return math.ceil(len(labels) / lines)

@@ -29,24 +29,26 @@ def checked_kind(kind: str) -> None:
 
 
 def export_figures(dirs: Sequence[Path], folder: Path, kind: str = "svg") -> list[Path]:
-    """Every picture of the report in its own file, and captions.txt; heat maps have the letter of
-    their group.
+    """Every picture of the report in its own file, and captions.txt.
+
+    Heat maps have the letter of their group in their names.
     """
     checked_kind(kind)
-    groups, page = read_groups(dirs), Page(critical=True, followed=True)
+    groups = read_groups(dirs)
+    page = Page(critical=True, followed=True)
     names = [in_words(group.label) for group in groups]
-    captions = {}
+    paths = []
+    captions = ""
     for picture in figures(groups)[0]:
         name = picture.key
         if isinstance(picture, HeatMap):
             name = f"{name.rpartition('-')[0]}-{letter(picture.group)}"
         path = Path(folder) / f"{name}.{kind}"
-        captions[path] = write_figure([picture], groups, names, path, page)
-    write(
-        Path(folder) / "captions.txt",
-        "".join(f"{path.name}: {text}\n" for path, text in captions.items()),
-    )
-    return list(captions)
+        caption = write_figure([picture], groups, names, path, page)
+        paths.append(path)
+        captions += f"{path.name}: {caption}\n"
+    write(Path(folder) / "captions.txt", captions)
+    return paths
 
 
 def export_tables(
@@ -55,9 +57,11 @@ def export_tables(
     """results and tests, each as .csv, numbers for programs, and as .tex, text for papers."""
     groups = read_groups(dirs)
     target = chosen_target(groups, target, baseline)
-    rows, pairs = results(groups, target, baseline), paired_tests(groups, baseline)
+    rows = results(groups, target, baseline)
+    pairs = paired_tests(groups, baseline)
     tables = {
-        name: results_file(Path(name), rows, target) for name in ("results.csv", "results.tex")
+        "results.csv": results_file(Path("results.csv"), rows, target),
+        "results.tex": results_file(Path("results.tex"), rows, target),
     }
     if pairs:
         tables["tests.csv"] = as_csv([columns(pair) for pair in pairs])
@@ -87,8 +91,9 @@ def results_file(
     checked_table(path)
     if path.suffix == ".csv":
         return as_csv([{"target": target} | columns(row) for row in rows])
-    named = names or [in_words(row.label) for row in rows]
-    return paper_table(rows, target, named, chosen, caption, label)
+    if not names:
+        names = [in_words(row.label) for row in rows]
+    return paper_table(rows, target, names, chosen, caption, label)
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -100,14 +105,13 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _defused(value) for name, value in plain(row).items()} for row in rows)
+    for row in rows:
+        writer.writerow({name: _defused(value) for name, value in plain(row).items()})
     return out.getvalue()
 
 
 def _defused(value: Any) -> Any:
-    """A value with an apostrophe in front where it is text that a spreadsheet would take for a
-    formula.
-    """
+    """A value, with an apostrophe in front where a spreadsheet would take it for a formula."""
     if isinstance(value, str) and value.startswith(FORMULA):
         return f"'{value}"
     return value
@@ -115,6 +119,5 @@ def _defused(value: Any) -> Any:
 
 def as_latex(rows: Sequence[dict[str, str]]) -> str:
     """Rows of text as a tabular."""
-    return tabular(
-        [latex(name) for name in rows[0]], [[latex(text) for text in row.values()] for row in rows]
-    )
+    heads = list(map(latex, rows[0]))
+    return tabular(heads, [list(map(latex, row.values())) for row in rows])

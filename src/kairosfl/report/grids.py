@@ -6,11 +6,14 @@ import warnings
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kairosfl.report.checked import Array
 from kairosfl.report.pictures import HeatMap, LeftOut, counted
 from kairosfl.report.read import Group, RunData
 from kairosfl.runs.metrics import PICTURED_CLIENTS
+
+Whole = NDArray[np.int64]
 
 # More cells than this are not visible on a screen; neighbours are averaged, and the note says so.
 MOST_COLUMNS = 240
@@ -57,10 +60,12 @@ def inside(number: int, group: Group) -> list[HeatMap | LeftOut]:
     """The heat maps of a group's first run; the cosines are from the first run that recorded them."""
     run = group.runs[0]
     whose = _whose(run, group)
-    made = [_client_by_class(number, run, whose)]
-    made += [*_class_by_round(number, run, whose), *_confusions(number, run, whose)]
-    made += [_client_by_round(number, run, field, whose) for field in _FIELDS]
-    return made + _client_by_client(number, group)
+    maps: list[HeatMap | LeftOut] = [_client_by_class(number, run, whose)]
+    maps += _class_by_round(number, run, whose)
+    maps += _confusions(number, run, whose)
+    for field in _FIELDS:
+        maps.append(_client_by_round(number, run, field, whose))
+    return maps + _client_by_client(number, group)
 
 
 def _whose(run: RunData, group: Group) -> str:
@@ -73,20 +78,16 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     rows = [row for row in run.clients if row.get(field) and row["round"] <= last]
     if not rows:
         return LeftOut("inside", title, _ABSENT[field], number)
-    cells = [_cells(row, field) for row in rows]
-    rounds = np.concatenate(
-        [np.full(len(ids), row["round"]) for row, (ids, _) in zip(rows, cells, strict=True)]
-    )
-    ids = np.concatenate([ids for ids, _ in cells])
-    values = np.concatenate([values for _, values in cells])
+    ids, rounds, values = _cells(rows, field)
     if not np.isfinite(values).any():
         return LeftOut("inside", title, "none of its values is a number", number)
-    if field == "epochs" and len(set(values.tolist())) == 1:
-        words = f"{values[0]:g} epoch{'' if values[0] == 1 else 's'}"
-        return LeftOut(
-            "inside", title, f"every client trained {words} whenever it took part", number
-        )
-    clients = max(int(run.partition.get("clients") or 0), int(ids.max(initial=0)) + 1)
+    if field == "epochs" and (values == values[0]).all():
+        words = "1 epoch" if values[0] == 1 else f"{values[0]:g} epochs"
+        why = f"every client trained {words} whenever it took part"
+        return LeftOut("inside", title, why, number)
+    clients = int(ids.max(initial=0)) + 1
+    if run.partition.get("clients"):
+        clients = max(clients, int(run.partition["clients"]))
     grid, tall, wide = _binned(ids, rounds - 1, values, clients, last)
     if tall > 1 or wide > 1:
         note += f" A cell is the mean over {counted(tall, 'client')} and {counted(wide, 'round')}."
@@ -107,24 +108,29 @@ def _client_by_round(number: int, run: RunData, field: str, whose: str) -> HeatM
     )
 
 
-def _cells(row: dict[str, Any], field: str) -> tuple[Array, Array]:
-    values = row[field]
-    pairs = values.items() if isinstance(values, dict) else zip(row["ids"], values, strict=True)
-    known = [(int(client), float(value)) for client, value in pairs if value is not None]
-    return np.array([client for client, _ in known], dtype=np.int64), np.array(
-        [value for _, value in known]
-    )
+def _cells(rows: list[dict[str, Any]], field: str) -> tuple[Whole, Whole, Array]:
+    """A field of clients.jsonl as three columns: client, round and value."""
+    cells: list[tuple[int, int, float]] = []
+    for row in rows:
+        values = row[field]
+        by_client = isinstance(values, dict)
+        pairs = values.items() if by_client else zip(row["ids"], values, strict=True)
+        for client, value in pairs:
+            if value is not None:
+                cells.append((int(client), row["round"], float(value)))
+    ids = np.array([client for client, _, _ in cells], dtype=np.int64)
+    rounds = np.array([number for _, number, _ in cells], dtype=np.int64)
+    return ids, rounds, np.array([value for _, _, value in cells])
 
 
 def _binned(
-    ids: Array, rounds: Array, values: Array, clients: int, last: int
+    ids: Whole, rounds: Whole, values: Array, clients: int, last: int
 ) -> tuple[Array, int, int]:
-    """Means over blocks of `tall` clients and `wide` rounds, as small as the size of the picture
-    allows.
-    """
-    tall, wide = -(-clients // MOST_ROWS), -(-last // MOST_COLUMNS)
-    shape = (-(-clients // tall), -(-last // wide))
-    place = (ids // tall).astype(np.int64) * shape[1] + (rounds // wide).astype(np.int64)
+    """Means over blocks of `tall` clients and `wide` rounds, as small as the picture allows."""
+    tall = _ceil(clients, MOST_ROWS)
+    wide = _ceil(last, MOST_COLUMNS)
+    shape = (_ceil(clients, tall), _ceil(last, wide))
+    place = (ids // tall) * shape[1] + rounds // wide
     size = shape[0] * shape[1]
     count = np.bincount(place, minlength=size)
     with np.errstate(invalid="ignore"):
@@ -136,16 +142,11 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     title = "Client × class"
     counts = run.partition.get("counts")
     if not counts:
-        clients = run.partition.get("clients")
-        why = f"{clients} clients are too many to draw" if clients else "partition.json has none"
-        why = (
-            "samples do not have one class each" if clients and clients <= PICTURED_CLIENTS else why
-        )
-        why = why if (run.path / "partition.json").exists() else "partition.json is missing"
-        return LeftOut("inside", title, why, number)
+        return LeftOut("inside", title, _why_without_counts(run), number)
     table = np.array(counts, dtype=np.float64).T
     classes, clients = table.shape
-    wide, tall = -(-clients // MOST_COLUMNS), -(-classes // MOST_ROWS)
+    wide = _ceil(clients, MOST_COLUMNS)
+    tall = _ceil(classes, MOST_ROWS)
     table = _blocks(_blocks(table, tall).T, wide).T
     table[table == 0] = np.nan
     note = "Training samples of each class that a client holds; blank: none."
@@ -168,10 +169,20 @@ def _client_by_class(number: int, run: RunData, whose: str) -> HeatMap | LeftOut
     )
 
 
+def _why_without_counts(run: RunData) -> str:
+    """Why it is not known how many samples of each class a client holds."""
+    if not (run.path / "partition.json").exists():
+        return "partition.json is missing"
+    clients = run.partition.get("clients")
+    if not clients:
+        return "partition.json has none"
+    if clients <= PICTURED_CLIENTS:
+        return "samples do not have one class each"
+    return f"{clients} clients are too many to draw"
+
+
 def _class_by_round(number: int, run: RunData, whose: str) -> list[HeatMap]:
-    """The accuracy of every class in the rounds that were evaluated; no setting could add it where
-    it is missing.
-    """
+    """The accuracy of every class in evaluated rounds; no setting adds it where it is missing."""
     rows = [row for row in run.clients if row.get("class_accuracy") and row["round"] <= run.last]
     classes = max((len(row["class_accuracy"]) for row in rows), default=0)
     rows = [row for row in rows if len(row["class_accuracy"]) == classes]
@@ -180,13 +191,14 @@ def _class_by_round(number: int, run: RunData, whose: str) -> list[HeatMap]:
         return []
     rounds = np.array([row["round"] for row in rows])
     gaps = np.sort(np.diff(rounds, prepend=0))
-    wide = max(int(gaps[len(gaps) // 2]), -(-run.last // MOST_COLUMNS))  # as a rule, run.eval_every
-    grid = np.full((classes, -(-run.last // wide)), np.nan)
-    for place in np.unique((rounds - 1) // wide):
-        here = table[(rounds - 1) // wide == place]
-        grid[:, place] = np.where(np.isfinite(here), here, 0).sum(0) / np.maximum(
-            np.isfinite(here).sum(0), 1
-        )
+    usual_gap = int(gaps[len(gaps) // 2])  # as a rule, run.eval_every
+    wide = max(usual_gap, _ceil(run.last, MOST_COLUMNS))
+    grid = np.full((classes, _ceil(run.last, wide)), np.nan)
+    columns = (rounds - 1) // wide
+    for column in np.unique(columns):
+        shares = table[columns == column]
+        total = np.nansum(shares, axis=0)
+        grid[:, column] = total / np.maximum(np.isfinite(shares).sum(0), 1)
     grid[~np.isfinite(table).any(0)] = np.nan
     return [
         HeatMap(
@@ -210,16 +222,21 @@ def _class_by_round(number: int, run: RunData, whose: str) -> list[HeatMap]:
 def _confusions(number: int, run: RunData, whose: str) -> list[HeatMap]:
     """Which classes are taken for which, in the first, the middle and the last round that has it."""
     rows = [row for row in run.clients if row.get("confusion") and row["round"] <= run.last]
-    shown = [rows[i] for i in sorted({0, len(rows) // 2, len(rows) - 1})] if rows else []
-    made = []
-    for row in shown:
+    if not rows:
+        return []
+    note = (
+        "Share of the test samples of a class, in its row, that are taken for each class; blank: "
+        "none."
+    )
+    maps = []
+    for place in sorted({0, len(rows) // 2, len(rows) - 1}):
+        row = rows[place]
         counts = np.array(row["confusion"], dtype=np.float64)
         with np.errstate(invalid="ignore"):
             grid = counts / counts.sum(1, keepdims=True)
         grid[counts == 0] = np.nan
-        names, ends = _class_names(run, len(grid)), (-0.5, len(grid) - 0.5)
-        note = "Share of the test samples of a class, in its row, that are taken for each class; blank: none."
-        made.append(
+        ends = (-0.5, len(grid) - 0.5)
+        maps.append(
             HeatMap(
                 key=f"confusion-{row['round']}-{number}",
                 section="inside",
@@ -232,51 +249,56 @@ def _confusions(number: int, run: RunData, whose: str) -> list[HeatMap]:
                 x_range=ends,
                 y_range=ends,
                 grid=grid,
-                names=names,
+                names=_class_names(run, len(grid)),
                 power=0.5,
                 scale=(0.0, 1.0),
             )
         )
-    return made
+    return maps
 
 
 def _class_names(run: RunData, classes: int) -> tuple[str, ...]:
-    labels = [str(label) for label in run.partition.get("labels") or ()]
-    return tuple(labels) if len(labels) == classes else ()
+    labels = run.partition.get("labels")
+    if not labels or len(labels) != classes:
+        return ()
+    return tuple(map(str, labels))
 
 
 def _client_by_client(number: int, group: Group) -> list[HeatMap | LeftOut]:
-    """The cosines between the updates of a cohort, from the first run that has any, on one scale
-    for all rounds.
+    """The cosines between the updates of a cohort, from the first run that has any.
+
+    All rounds are on one scale.
     """
     title = "Cosines between updates"
-    found = ((run, [row for row in run.clients if _paired(row)]) for run in group.runs)
-    run, rows = next(((run, rows) for run, rows in found if rows), (group.runs[0], []))
-    if not rows:
-        none = "no round in run.cosines has been reached yet, or none with two clients"
-        why = (
-            none
-            if run.settings.get("run.cosines")
-            else "no round was requested; set run.cosines = [1, 10]"
-        )
+    for run in group.runs:
+        rows = [row for row in run.clients if _has_pairs(row)]
+        if rows:
+            break
+    else:
+        why = "no round was requested; set run.cosines = [1, 10]"
+        if group.runs[0].settings.get("run.cosines"):
+            why = "no round in run.cosines has been reached yet, or none with two clients"
         return [LeftOut("inside", title, why, number)]
-    places = np.unique(
-        np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES)).round().astype(int)
+
+    spread = np.linspace(0, len(rows) - 1, min(len(rows), MOST_MATRICES))
+    places = np.unique(spread.round().astype(int))
+    note = (
+        "How alike the updates of every two clients are; blank: a client and itself. All rounds "
+        "share one scale."
     )
-    note = "How alike the updates of every two clients are; blank: a client and itself. All rounds share one scale."
     if len(places) < len(rows):
         note += (
             f" These are {len(places)} of the {len(rows)} recorded rounds; clients.jsonl has all."
         )
-    shown = [(rows[place], _cosines(rows[place])) for place in places]
-    scale = (
-        min(float(np.nanmin(table)) for _, table in shown),
-        max(float(np.nanmax(table)) for _, table in shown),
-    )
-    return [
-        _matrix(number, title, row, table, scale, f"{note} {_whose(run, group)}".strip())
-        for row, table in shown
-    ]
+    note = f"{note} {_whose(run, group)}".strip()
+
+    tables = [_cosines(rows[place]) for place in places]
+    lowest = min(float(np.nanmin(table)) for table in tables)
+    highest = max(float(np.nanmax(table)) for table in tables)
+    maps: list[HeatMap | LeftOut] = []
+    for place, table in zip(places, tables, strict=True):
+        maps.append(_matrix(number, title, rows[place], table, (lowest, highest), note))
+    return maps
 
 
 def _matrix(
@@ -286,12 +308,11 @@ def _matrix(
     table: Array,
     scale: tuple[float, float],
     note: str,
-) -> HeatMap | LeftOut:
-    tall = -(-len(table) // MOST_ROWS)
+) -> HeatMap:
+    tall = _ceil(len(table), MOST_ROWS)
     grid = _blocks(_blocks(table, tall).T, tall).T
-    axis = (
-        "client" if max(row["ids"]) < len(row["ids"]) else "place in the cohort"
-    )  # all clients, or some in order
+    has_everyone = max(row["ids"]) < len(row["ids"])
+    axis = "client" if has_everyone else "place in the cohort"
     ends = (-0.5, tall * len(grid) - 0.5)
     return HeatMap(
         key=f"cosines-{row['round']}-{number}",
@@ -309,14 +330,15 @@ def _matrix(
     )
 
 
-def _paired(row: dict[str, Any]) -> bool:
+def _has_pairs(row: dict[str, Any]) -> bool:
     """Whether a line of clients.jsonl has the cosine of any two clients."""
     return bool(row.get("cosines")) and bool(np.isfinite(_cosines(row)).any())
 
 
 def _cosines(row: dict[str, Any]) -> Array:
-    """The matrix in the order of the clients, without the ones on its diagonal, which would
-    dominate the colours.
+    """The matrix in the order of the clients, without the ones on its diagonal.
+
+    They would dominate the colours.
     """
     table = np.array(row["cosines"], dtype=np.float64)
     np.fill_diagonal(table, np.nan)
@@ -324,11 +346,16 @@ def _cosines(row: dict[str, Any]) -> Array:
     return table[np.ix_(ordered, ordered)]
 
 
+def _ceil(number: int, size: int) -> int:
+    """How many blocks of this size hold this many."""
+    return -(-number // size)
+
+
 def _blocks(table: Array, size: int) -> Array:
     """Means over blocks of `size` rows; the last block may hold fewer."""
     if size == 1:
         return table
-    padded = np.full((-(-len(table) // size) * size, table.shape[1]), np.nan)
+    padded = np.full((_ceil(len(table), size) * size, table.shape[1]), np.nan)
     padded[: len(table)] = table
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

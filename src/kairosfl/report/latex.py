@@ -1,6 +1,4 @@
-"""The table of results as a paper prints it: LaTeX in booktabs style, the best in bold, with
-caption and label.
-"""
+"""The table of results as a paper prints it: LaTeX in booktabs style, the best in bold."""
 
 from __future__ import annotations
 
@@ -11,13 +9,10 @@ from kairosfl.errors import UserError, nearest
 from kairosfl.report.pictures import BAND, counted
 from kairosfl.report.ranking import best_rows
 from kairosfl.report.tables import DAGGER, Row, cells
+from kairosfl.runs.score import Score
 
-COLUMNS = (
-    "final 10 %",
-    "rounds to target",
-    "MB to target",
-    "MB",
-)  # after the algorithm, unless others are chosen
+# After the algorithm, unless others are chosen.
+COLUMNS = ("final 10 %", "rounds to target", "MB to target", "MB")
 # How a paper would head them, and what makes the best value: {title} and {unit} are the metric's,
 # {goal} the target.
 _HEADS = {
@@ -39,23 +34,27 @@ _HEADS = {
 
 
 def chosen_columns(text: str | None) -> tuple[str, ...]:
-    """Columns of the table of results by their names, separated by commas; spaces and signs do not
-    matter.
+    """Columns of the table of results by their names, separated by commas.
+
+    Spaces and signs in the names do not matter.
     """
     if text is None:
         return COLUMNS
-    known = {_plain(name): name for name in _HEADS if name != "algorithm"}
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if _plain(name) not in known:
-            raise UserError(f"{name!r} is not a column of results; {nearest(name, known.values())}")
-    if not names:
-        raise UserError(f"--columns names no column; known: {', '.join(known.values())}.")
-    return tuple(dict.fromkeys(known[_plain(name)] for name in names))
+    columns = {_plain(name): name for name in _HEADS if name != "algorithm"}
+    chosen: list[str] = []
+    for name in filter(None, map(str.strip, text.split(","))):
+        if _plain(name) not in columns:
+            raise UserError(
+                f"{name!r} is not a column of results; {nearest(name, columns.values())}"
+            )
+        chosen.append(columns[_plain(name)])
+    if not chosen:
+        raise UserError(f"--columns names no column; known: {', '.join(columns.values())}.")
+    return tuple(dict.fromkeys(chosen))
 
 
 def _plain(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def paper_table(
@@ -66,66 +65,79 @@ def paper_table(
     caption: str | None = None,
     label: str = "tab:results",
 ) -> str:
-    """The results as a `table` of LaTeX; `caption` is LaTeX, too, and by default says what the
-    columns are.
+    """The results as a `table` of LaTeX.
+
+    Args:
+        rows: The results of the groups.
+        target: Of the main metric; NaN if it is not known.
+        names: What to call each row.
+        columns: After the algorithm.
+        caption: In LaTeX; by default it says what the columns are.
+        label: To refer to the table by.
     """
-    shown = [cells(row) | {"algorithm": name} for row, name in zip(rows, names, strict=True)]
-    score, kept = rows[0].score, ("algorithm", *columns)
-    goal = "target" if math.isnan(target) else score.shown(target)
+    if caption is None:
+        caption = latex(_caption(rows, columns))
+    best = {name: best_rows(rows, name) for name in columns}
+    body = []
+    for i, (row, name) in enumerate(zip(rows, names, strict=True)):
+        texts = cells(row)
+        line = [latex(name)]
+        for column in columns:
+            text = latex(texts[column])
+            line.append(f"\\textbf{{{text}}}" if i in best[column] else text)
+        body.append(line)
+    return (
+        f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n\\label{{{label}}}\n"
+        f"{tabular(_heads(rows[0].score, target, columns), body)}"
+        "\\end{table}\n"
+    )
+
+
+def _heads(score: Score, target: float, columns: Sequence[str]) -> list[str]:
+    """The algorithm and these columns, as a paper would head them."""
     words = {
         "title": score.title,
         "unit": f" ({score.unit.strip()})" if score.unit else "",
-        "goal": goal,
+        "goal": "target" if math.isnan(target) else score.shown(target),
     }
-    best = {name: best_rows(rows, name) for name in columns}
-    body = [
-        [
-            f"\\textbf{{{latex(row[name])}}}" if i in best.get(name, ()) else latex(row[name])
-            for name in kept
-        ]
-        for i, row in enumerate(shown)
-    ]
-    caption = latex(_caption(rows, columns)) if caption is None else caption
-    return (
-        f"\\begin{{table}}[t]\n\\centering\n\\caption{{{caption}}}\n\\label{{{label}}}\n"
-        + tabular([latex(_HEADS[name].format(**words)) for name in kept], body)
-        + "\\end{table}\n"
-    )
+    return [latex(_HEADS[name].format(**words)) for name in ("algorithm", *columns)]
 
 
 def _caption(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    counts = {len(row.seeds) for row in rows}
-    seeds = (
-        counted(max(counts), "seed")
-        if len(counts) == 1
-        else f"{min(counts)} to {counted(max(counts), 'seed')}"
-    )
-    text = (
-        f"Results over {seeds}."
-        if max(counts) == 1
-        else f"Mean {BAND.replace('over seeds', f'over {seeds}')}."
-    )
+    """What the numbers are."""
+    counts = [len(row.seeds) for row in rows]
+    most = max(counts)
+    seeds = counted(most, "seed")
+    if min(counts) < most:
+        seeds = f"{min(counts)} to {seeds}"
+    sentences = [f"Results over {seeds}."]
+    if most > 1:
+        sentences = [f"Mean {BAND.replace('over seeds', f'over {seeds}')}."]
     if "final 10 %" in columns:
-        text += f" {rows[0].score.title}: mean over the final 10 % of rounds."
+        sentences.append(f"{rows[0].score.title}: mean over the final 10 % of rounds.")
         if any(row.dagger for row in rows):
-            text += f" {DAGGER}: after the last round, since models are averaged only within these."
+            sentences.append(
+                f"{DAGGER}: after the last round, since models are averaged only within these."
+            )
     if any("MB" in name for name in columns):
-        text += " MB: sent and received by all clients together."
-    return f"{text} Bold: best." if any(best_rows(rows, name) for name in columns) else text
+        sentences.append("MB: sent and received by all clients together.")
+    if any(best_rows(rows, name) for name in columns):
+        sentences.append("Bold: best.")
+    return " ".join(sentences)
 
 
 def tabular(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A tabular in booktabs style of what LaTeX already understands; the first column left, the
-    others right.
-    """
-    lines = [
-        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-        "\\toprule",
-        " & ".join(heads) + " \\\\",
-        "\\midrule",
-    ]
-    lines += [" & ".join(row) + " \\\\" for row in rows]
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+    """A tabular in booktabs style of LaTeX texts; the first column left, the others right."""
+    body = "".join(map(_line, rows))
+    return (
+        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}\n"
+        f"\\toprule\n{_line(heads)}\\midrule\n{body}\\bottomrule\n"
+        "\\end{tabular}\n"
+    )
+
+
+def _line(texts: Sequence[str]) -> str:
+    return " & ".join(texts) + " \\\\\n"
 
 
 _LATEX = {
@@ -148,18 +160,24 @@ _LATEX = {
     "×": "$\\times$",
     "·": "$\\cdot$",
     "…": "\\dots{}",
-    **{
-        "α": "$\\alpha$",
-        "β": "$\\beta$",
-        "γ": "$\\gamma$",
-        "δ": "$\\delta$",
-        "ε": "$\\varepsilon$",
-        "λ": "$\\lambda$",
-    },
-    **{"μ": "$\\mu$", "ρ": "$\\rho$", "σ": "$\\sigma$", "τ": "$\\tau$", "₁": "$_1$", "₂": "$_2$"},
+    "α": "$\\alpha$",
+    "β": "$\\beta$",
+    "γ": "$\\gamma$",
+    "δ": "$\\delta$",
+    "ε": "$\\varepsilon$",
+    "λ": "$\\lambda$",
+    "μ": "$\\mu$",
+    "ρ": "$\\rho$",
+    "σ": "$\\sigma$",
+    "τ": "$\\tau$",
+    "₁": "$_1$",
+    "₂": "$_2$",
 }
+
+
+_ESCAPES = str.maketrans(_LATEX)
 
 
 def latex(text: str) -> str:
     """Text with all special characters of LaTeX escaped."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return text.translate(_ESCAPES)

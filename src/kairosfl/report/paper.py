@@ -1,6 +1,4 @@
-"""Figures as a paper prints them: its column's width, no title, labels in words, and a caption that
-names the bands.
-"""
+"""Figures as a paper prints them: no title, labels in words, and a caption that names the bands."""
 
 from __future__ import annotations
 
@@ -24,20 +22,18 @@ if TYPE_CHECKING:
 
 COLUMN = 3.25  # inches: a column of ICML; NeurIPS and ICLR have one of 5.5
 ASPECT = 0.62  # height of a panel by its width
-_INCHES = {
-    "in": 1.0,
-    "cm": 1 / 2.54,
-    "mm": 1 / 25.4,
-    "pt": 1 / 72.27,
-    "bp": 1 / 72,
-}  # pt as TeX has it
+_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27, "bp": 1 / 72}  # TeX's pt
 _LARGEST = 100  # inches
 _FONTS = {
     "sans": {"font.family": "sans-serif"},
-    "serif": {
-        "font.family": "STIXGeneral",
-        "mathtext.fontset": "stix",
-    },  # looks like Times, and comes with matplotlib
+    # It looks like Times, and comes with matplotlib.
+    "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix"},
+}
+# What a curve is drawn against, in a caption.
+_AGAINST = {
+    "round": "by round",
+    "MB": "against communication",
+    "client epochs": "against local epochs",
 }
 _PRINT = {
     "font.size": 8,
@@ -79,11 +75,12 @@ class Page:
 
 def inches(text: str) -> float:
     """A length in the unit of the paper: 3.25in, 8.4cm, 84mm or 234pt."""
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt|bp)\s*", text)
-    size = float(found[1]) * _INCHES[found[2]] if found else math.nan
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt|bp)\s*", text)
+    size = float(match[1]) * _INCHES[match[2]] if match else math.nan
     if not 0.5 <= size <= _LARGEST:
         raise UserError(
-            f"{text!r} is not a length for a figure; give one with its unit: 3.25in, 8.4cm, 84mm or 234pt."
+            f"{text!r} is not a length for a figure; give one with its unit: 3.25in, 8.4cm, 84mm "
+            "or 234pt."
         )
     return size
 
@@ -97,7 +94,8 @@ def limits(text: str) -> tuple[float, float]:
         ends = math.nan, math.nan
     if not -math.inf < ends[0] < ends[1] < math.inf:
         raise UserError(
-            f"{text!r} is not a range of the y-axis; give LOW:HIGH as the axis shows them, such as 60:75."
+            f"{text!r} is not a range of the y-axis; give LOW:HIGH as the axis shows them, such "
+            "as 60:75."
         )
     return ends
 
@@ -120,25 +118,24 @@ def make_figure(
     pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page
 ) -> Figure:
     """The pictures side by side with one legend above them; to be called within `page.style()`."""
-    figure = draw.new_figure(page.width, page.height or ASPECT * page.width / len(pictures))
+    height = page.height
+    if height is None:
+        height = ASPECT * page.width / len(pictures)
+    figure = draw.new_figure(page.width, height)
+    panels = figure.subplots(1, len(pictures), squeeze=False)[0]
     entries: dict[str, Artist] = {}
-    for axes, picture in zip(
-        figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True
-    ):
+    for axes, picture in zip(panels, pictures, strict=True):
         if isinstance(picture, HeatMap):
             draw.draw_heat(figure, axes, picture)
             continue
         draw.draw_lines(axes, smoothed(picture, page.smooth), names)
-        strips = (
-            draw.shade(axes, draw.periods(picture, groups, followed=page.followed))
-            if page.critical
-            else ""
-        )
+        strips = draw.shade(axes, _periods(picture, groups, page))
         handles, labels = axes.get_legend_handles_labels()
-        entries |= dict(zip(labels, handles, strict=True)) if len(labels) > 1 else {}
-        entries |= {
-            str(each.get_label()): each for each in draw.explained(bands=False, strips=strips)
-        }
+        if len(labels) > 1:
+            entries |= dict(zip(labels, handles, strict=True))
+        for patch in draw.explained(bands=False, strips=strips):
+            entries[str(patch.get_label())] = patch
+
     if page.y_range:
         figure.axes[0].set_ylim(*page.y_range)
     if entries:
@@ -149,42 +146,63 @@ def make_figure(
     return figure
 
 
+def _periods(
+    picture: Lines, groups: Sequence[Group], page: Page
+) -> dict[int, list[tuple[float, float, float]]]:
+    """The critical periods to shade; none if the page has none."""
+    if not page.critical:
+        return {}
+    return draw.periods(picture, groups, followed=page.followed)
+
+
 def caption(
     pictures: Sequence[Picture], groups: Sequence[Group], names: Sequence[str], page: Page
 ) -> str:
     """What the figure shows, and what lines, bands and shading are, for the paper's text."""
-    shown = [_shown(picture, names) for picture in pictures]
-    text = f"{shown[0]}." if len(shown) == 1 else f"From left to right: {'; '.join(shown)}."
+    titles = [_title(picture, names) for picture in pictures]
+    sentences = [f"{titles[0]}."]
+    if len(titles) > 1:
+        sentences = [f"From left to right: {'; '.join(titles)}."]
     lines = [picture for picture in pictures if isinstance(picture, Lines)]
     if not lines:
-        return text
-    counts = [int(series.count.max()) for picture in lines for series in picture.series]
-    least, most = min(counts), max(counts)
-    seeds = counted(most, "seed") if least == most else f"{least} to {counted(most, 'seed')}"
-    if any((series.deviation > 0).any() for picture in lines for series in picture.series):
-        text += f" Lines: mean over {seeds}; bands: {BAND}."
-    else:
-        text += f" {'Mean over ' if most > 1 else ''}{seeds}{' per curve' if most == 1 < len(groups) else ''}."
-    if len(groups) > 1 and any(
-        picture.x_label != "round" and picture.section != "learning" for picture in lines
-    ):
-        text += " Seeds are compared at equal cost."
-    if page.critical and any(
-        draw.periods(picture, groups, followed=page.followed) for picture in lines
-    ):
-        text += f" {'Shaded' if len(groups) == 1 else 'Strips at the bottom'}: {CRITICAL}."
+        return sentences[0]
+
+    sentences.append(_mean_over(lines, len(groups)))
+    if len(groups) > 1 and any(map(_is_against_cost, lines)):
+        sentences.append("Seeds are compared at equal cost.")
+    if any(_periods(picture, groups, page) for picture in lines):
+        where = "Shaded" if len(groups) == 1 else "Strips at the bottom"
+        sentences.append(f"{where}: {CRITICAL}.")
     if page.smooth > 1 and not all(picture.steps for picture in lines):
-        text += f" Every point is the mean of {page.smooth} neighbouring ones."
-    return text
+        sentences.append(f"Every point is the mean of {page.smooth} neighbouring ones.")
+    return " ".join(sentences)
 
 
-def _shown(picture: Picture, names: Sequence[str]) -> str:
+def _mean_over(pictures: Sequence[Lines], groups: int) -> str:
+    """Of how many seeds the curves are, and what the bands are, if any can be seen."""
+    counts: list[int] = []
+    has_bands = False
+    for picture in pictures:
+        for series in picture.series:
+            counts.append(int(series.count.max()))
+            has_bands |= bool((series.deviation > 0).any())
+    least, most = min(counts), max(counts)
+    seeds = counted(most, "seed")
+    if least < most:
+        seeds = f"{least} to {seeds}"
+    if has_bands:
+        return f"Lines: mean over {seeds}; bands: {BAND}."
+    if most > 1:
+        return f"Mean over {seeds}."
+    return f"{seeds} per curve." if groups > 1 else f"{seeds}."
+
+
+def _is_against_cost(picture: Lines) -> bool:
+    return picture.x_label != "round" and picture.section != "learning"
+
+
+def _title(picture: Picture, names: Sequence[str]) -> str:
     if isinstance(picture, HeatMap):
         return f"{picture.title} ({names[picture.group]})"
-    against = {
-        "round": "by round",
-        "MB": "against communication",
-        "client epochs": "against local epochs",
-    }
     title = picture.y_label[:1].upper() + picture.y_label[1:]
-    return f"{title} {against.get(picture.x_label, f'by {picture.x_label}')}"
+    return f"{title} {_AGAINST.get(picture.x_label, f'by {picture.x_label}')}"

@@ -36,17 +36,26 @@ def payload(
     """All that the scripts of the page read."""
     score = groups[0].score
     baselines = [number for number, row in enumerate(rows) if row.baseline]
-    sets_goal = (
-        not given and len(by_problem(rows)) == 1
-    )  # the baseline that is chosen on the page does
+    # Otherwise the baseline that is chosen on the page sets the target.
+    sets_goal = not given and len(by_problem(rows)) == 1
+
+    of_groups = []
+    of_runs = []
+    for number, (group, row) in enumerate(zip(groups, rows, strict=True)):
+        of_groups.append(_group(number, group, row, sets_goal))
+        of_runs += [_run(number, run) for run in group.shown]
+    lines = []
+    heats = []
+    for picture in pictures:
+        if isinstance(picture, Lines):
+            lines.append(_lines(picture))
+        else:
+            heats.append(_heat(picture))
     return {
-        "groups": [
-            _group(i, group, row, sets_goal)
-            for i, (group, row) in enumerate(zip(groups, rows, strict=True))
-        ],
-        "lines": [_lines(each) for each in pictures if isinstance(each, Lines)],
-        "heats": [_heat(each) for each in pictures if isinstance(each, HeatMap)],
-        "runs": [_run(number, run) for number, group in enumerate(groups) for run in group.shown],
+        "groups": of_groups,
+        "lines": lines,
+        "heats": heats,
+        "runs": of_runs,
         "varied": varied,
         "baselines": baselines,
         "versus": _versus(groups, rows, baselines),
@@ -67,30 +76,33 @@ def _versus(
     """For each group that can be chosen as the baseline, the cells of all on the same data."""
     problems = by_problem(rows)
     compared = [i for i, row in enumerate(rows) if row.compared and len(problems[row.problem]) > 1]
-    number = {group.label: i for i, group in enumerate(groups)}
-    found = {}
-    for i in list(dict.fromkeys([*first, *compared]))[:BASELINES]:
-        mine = problems[rows[i].problem]
-        cells = versus(against(groups, i, mine))
-        known = {number[label]: cell for label, cell in cells.items()} | {i: ("baseline", "")}
-        found[str(i)] = {each: known.get(each, UNCOMPARED) for each in mine}
-    return dict(sorted(found.items(), key=lambda each: int(each[0])))
+    candidates = list(dict.fromkeys([*first, *compared]))
+    cells: dict[str, dict[int, tuple[str, str]]] = {}
+    for baseline in sorted(candidates[:BASELINES]):
+        members = problems[rows[baseline].problem]
+        by_label = versus(against(groups, baseline, members))
+        column = {i: by_label.get(groups[i].label, UNCOMPARED) for i in members}
+        column[baseline] = ("baseline", "")
+        cells[str(baseline)] = column
+    return cells
 
 
 def _group(number: int, group: Group, row: Row, sets_goal: bool) -> dict[str, Any]:
+    final = goal = None
+    if row.compared:
+        final = _rounded(row.last_tenth.mean)
+    if row.compared and sets_goal:
+        goal = _rounded(group.score.rounded(row.last_tenth.mean))
+    periods = [[left, right, round(share, 3)] for left, right, share in followed_periods(group)]
     return {
         "label": group.label,
         "letter": letter(number),
         "problem": group.problem,
         "seeds": [run.seed for run in group.runs],
-        "final": _rounded(row.last_tenth.mean) if row.compared else None,
-        "goal": _rounded(group.score.rounded(row.last_tenth.mean))
-        if row.compared and sets_goal
-        else None,
+        "final": final,
+        "goal": goal,
         "reached": reached(f"{group.label}, the baseline,", row.when),
-        "critical": [
-            [left, right, round(share, 3)] for left, right, share in followed_periods(group)
-        ],
+        "critical": periods,
     }
 
 
@@ -105,16 +117,19 @@ def _lines(picture: Lines) -> dict[str, Any]:
 
 
 def _series(series: Series) -> dict[str, Any]:
-    several = len(series.seeds) > 1
+    deviation = seeds = None
+    if len(series.seeds) > 1:
+        deviation = short(numbers(series.deviation))
+        seeds = [short(numbers(seed, DIGITS - 1)) for seed in series.seeds]
     return {
         "group": series.group,
         "name": series.name,
         "dashed": series.dashed,
         "x": short(numbers(series.x)),
         "mean": short(numbers(series.mean)),
-        "count": short([int(count) for count in series.count]),
-        "deviation": short(numbers(series.deviation)) if several else None,
-        "seeds": [short(numbers(seed, DIGITS - 1)) for seed in series.seeds] if several else None,
+        "count": short(list(map(int, series.count))),
+        "deviation": deviation,
+        "seeds": seeds,
     }
 
 
@@ -140,21 +155,23 @@ def _heat(picture: HeatMap) -> dict[str, Any]:
 
 def pack(grid: Array, low: float, high: float) -> str:
     """A grid as 16-bit steps between low and high, row by row, in base64; 0 means no value."""
-    share = (grid - low) / ((high - low) or 1.0)
+    span = high - low if high != low else 1.0
+    share = (grid - low) / span
     steps = np.where(np.isfinite(grid), 1 + np.round(65534 * np.nan_to_num(share)), 0)
     return base64.b64encode(steps.astype("<u2").tobytes()).decode()
 
 
 def _run(number: int, run: RunData) -> dict[str, Any]:
     """What the page needs to find when a run reached a target."""
-    index, values = scored(run)
-    index, values = index[np.isfinite(values)], values[np.isfinite(values)]
-    megabytes = run.total("bytes_down", "bytes_up")[index] / 1e6
+    evaluated, scores = scored(run)
+    finite = np.isfinite(scores)
+    rounds = run.column("round")[evaluated[finite]]
+    megabytes = run.total("bytes_down", "bytes_up")[evaluated[finite]] / 1e6
     return {
         "group": number,
         "seed": run.seed,
-        "round": short(numbers(run.column("round")[index])),
-        "score": numbers(values, 7),
+        "round": short(numbers(rounds)),
+        "score": numbers(scores[finite], 7),
         "mb": numbers(megabytes, 7),
     }
 
@@ -168,17 +185,19 @@ def _rounded(value: float, digits: int = DIGITS) -> float | int | None:
     if not math.isfinite(value):
         return None
     rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    if rounded.is_integer() and abs(rounded) < 1e15:
+        return int(rounded)
+    return rounded
 
 
 def short(values: Numbers) -> Numbers | dict[str, float | int]:
-    """A long list that is constant or rises in whole steps, as rounds do, as its first value, step
-    and length.
-    """
-    if len(values) < LONG or any(value is None for value in values):
+    """A long list that is constant or rises in whole steps, by first value, step and length."""
+    existing = [value for value in values if value is not None]
+    if len(values) < LONG or len(existing) < len(values):
         return values
-    first, step = values[0], values[1] - values[0]  # type: ignore[operator]
-    whole = step == 0 or (type(first) is int and type(step) is int)
-    if whole and all(value == first + i * step for i, value in enumerate(values)):  # type: ignore[operator]
-        return {"first": first, "step": step, "length": len(values)}  # type: ignore[dict-item]
+    first = existing[0]
+    step = existing[1] - first
+    is_exact = step == 0 or (type(first) is int and type(step) is int)
+    if is_exact and existing == [first + i * step for i in range(len(existing))]:
+        return {"first": first, "step": step, "length": len(values)}
     return values

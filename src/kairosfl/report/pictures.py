@@ -30,9 +30,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: the mean over the seeds at each x, its deviation, how many seeds, and every seed's
-    own values.
-    """
+    """One curve: mean, deviation and number of seeds at each x, and every seed's own values."""
 
     group: int
     x: Array
@@ -62,9 +60,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A value per cell of one group's first run, NaN if there is none; row 0 is drawn at the
-    bottom.
-    """
+    """A value per cell of one group's first run, NaN for none; row 0 is drawn at the bottom."""
 
     key: str
     section: str
@@ -88,7 +84,10 @@ class HeatMap:
         if self.scale:
             return self.scale
         low = float(np.nanmin(self.grid))
-        return min(0.0, low) if self.from_zero else low, float(np.nanmax(self.grid))
+        high = float(np.nanmax(self.grid))
+        if self.from_zero:
+            low = min(0.0, low)
+        return low, high
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ def colour(group: int) -> str:
 
 
 def letter(group: int) -> str:
-    """The letter of a group, so that curves need not be distinguished by colour: A to Z, then AA,
-    AB and so on.
-    """
+    """The letter of a group, beside its colour: A to Z, then AA, AB and so on."""
     tens, ones = divmod(group, 26)
-    return (letter(tens - 1) if tens else "") + chr(ord("A") + ones)
+    before = letter(tens - 1) if tens else ""
+    return before + chr(ord("A") + ones)

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kairosfl.report.tables import Row, Spread, by_problem
 
-_METRIC: dict[str, Callable[[Row], Spread]] = {
-    "final 10 %": lambda row: row.last_tenth,
-    "final": lambda row: row.final,
-    "best": lambda row: row.best,
-    "worst clients": lambda row: row.worst_clients,
+# The field of a row that a column shows.
+_METRIC = {
+    "final 10 %": "last_tenth",
+    "final": "final",
+    "best": "best",
+    "worst clients": "worst_clients",
 }
-_COST: dict[str, Callable[[Row], Spread]] = {
-    "rounds to target": lambda row: row.rounds_to_target,
-    "MB to target": lambda row: row.bytes_to_target,
-}
+_COST = {"rounds to target": "rounds_to_target", "MB to target": "bytes_to_target"}
 
 
 def best_rows(rows: Sequence[Row], column: str) -> set[int]:
-    """The best of those on the same data that can be compared, if there are several, in a column
-    that can be ranked.
+    """The best rows on the same data in a column; none if it cannot be ranked.
 
-    What it cost to reach the target is ranked only if every seed got there.
+    Only rows that can be compared are ranked, and only if there are several. What it cost to reach
+    the target is ranked only if every seed got there.
     """
-    score = rows[0].score
-    if column in _METRIC:
-        known = {i: score.sign * _METRIC[column](row).mean for i, row in enumerate(rows)}
-    elif column in _COST:
-        spreads = {i: _COST[column](row) for i, row in enumerate(rows)}
-        known = {i: -each.mean for i, each in spreads.items() if each.count == each.asked}
-    else:
-        return set()
+    ranks = [_rank(row, column) for row in rows]
     best: set[int] = set()
-    for mine in by_problem(rows).values():
-        ranked = {
-            i: known[i] for i in mine if rows[i].compared and math.isfinite(known.get(i, math.nan))
-        }
+    for members in by_problem(rows).values():
+        ranked = [i for i in members if rows[i].compared and math.isfinite(ranks[i])]
         if len(ranked) > 1:
-            best |= {i for i, value in ranked.items() if value == max(ranked.values())}
+            highest = max(ranks[i] for i in ranked)
+            best.update(i for i in ranked if ranks[i] == highest)
     return best
+
+
+def _rank(row: Row, column: str) -> float:
+    """What a row is ranked by, the best highest; NaN if it is not."""
+    if column in _METRIC:
+        spread: Spread = getattr(row, _METRIC[column])
+        return row.score.sign * spread.mean
+    if column in _COST:
+        cost: Spread = getattr(row, _COST[column])
+        return -cost.mean if cost.count == cost.asked else math.nan
+    return math.nan

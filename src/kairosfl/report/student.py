@@ -19,22 +19,20 @@ def paired_t(differences: Sequence[float]) -> float:
     n = len(differences)
     if n < 2 or alike(differences):
         return math.nan
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
     if not any(differences):
         return 1.0
     if agree(differences):
         return 2.0 ** (1 - n)
-    return student_tail(mean / (deviation / math.sqrt(n)), n - 1)
+    standard_error = statistics.stdev(differences) / math.sqrt(n)
+    return student_tail(statistics.fmean(differences) / standard_error, n - 1)
 
 
 def agree(differences: Sequence[float]) -> bool:
     """Whether several differences are the same, up to rounding, and not zero."""
-    largest = max(map(abs, differences), default=0.0)
-    return (
-        len(differences) > 1
-        and largest > 0
-        and max(differences) - min(differences) < 1e-9 * largest
-    )
+    if len(differences) < 2:
+        return False
+    largest = max(map(abs, differences))
+    return largest > 0 and max(differences) - min(differences) < 1e-9 * largest
 
 
 def alike(differences: Sequence[float]) -> bool:
@@ -44,28 +42,29 @@ def alike(differences: Sequence[float]) -> bool:
 
 def interval(mean: float, deviation: float, count: int) -> tuple[float, float]:
     """The confidence interval of the mean of `count` differences; NaN with fewer than two."""
-    half = (
-        student_quantile(1 - CONFIDENCE, count - 1) * deviation / math.sqrt(count)
-        if count > 1
-        else math.nan
-    )
+    if count < 2:
+        return math.nan, math.nan
+    half = student_quantile(1 - CONFIDENCE, count - 1) * deviation / math.sqrt(count)
     return mean - half, mean + half
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """P(|T| > |t|) for whole degrees of freedom, in closed form (Abramowitz and Stegun 26.7.3 and
-    26.7.4).
+    """P(|T| > |t|) for whole degrees of freedom, in closed form.
+
+    Abramowitz and Stegun, 26.7.3 and 26.7.4.
     """
     angle = math.atan(abs(t) / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
+    is_odd = freedom % 2 == 1
+    term = cosine if is_odd else 1.0
     total = term if freedom > 1 else 0.0
-    for k in range(2 + odd, freedom, 2):
+    for k in range(3 if is_odd else 2, freedom, 2):
         term *= cosine * cosine * (k - 1) / k
         total += term
-    inside = (angle + sine * total) * 2 / math.pi if odd else sine * total
-    return max(0.0, 1.0 - inside)
+    if is_odd:
+        return max(0.0, 1.0 - (angle + sine * total) * 2 / math.pi)
+    return max(0.0, 1.0 - sine * total)
 
 
 def student_quantile(tail: float, freedom: int) -> float:
@@ -75,15 +74,19 @@ def student_quantile(tail: float, freedom: int) -> float:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_tail(middle, freedom) > tail else (low, middle)
+        if student_tail(middle, freedom) > tail:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def holm(values: Sequence[float]) -> list[float]:
     """p-values corrected for as many tests as there are values; NaN stays and does not count."""
-    order = sorted((i for i, p in enumerate(values) if math.isfinite(p)), key=lambda i: values[i])
-    adjusted, highest = [math.nan] * len(values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * values[i]))
+    tested = [i for i, p in enumerate(values) if math.isfinite(p)]
+    adjusted = [math.nan] * len(values)
+    highest = 0.0
+    for rank, i in enumerate(sorted(tested, key=lambda i: values[i])):
+        highest = max(highest, min(1.0, (len(tested) - rank) * values[i]))
         adjusted[i] = highest
     return adjusted

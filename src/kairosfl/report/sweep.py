@@ -17,52 +17,69 @@ MANY = 8
 def parameters(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Each parameter with its value in every group; only those of which there are several values."""
     runs = [group.runs[0] for group in groups]
-    options = [rule_options(run.algorithm) for run in runs]
-    found = {"algorithm": [family for family, _ in options]}
-    for name in dict.fromkeys(name for _, own in options for name in own):
-        found[name] = [own.get(name, NONE) for _, own in options]
+    values: dict[str, list[str]] = {"algorithm": []}
+    options: list[dict[str, str]] = []
+    for run in runs:
+        family, of_rules = rule_options(run.algorithm)
+        values["algorithm"].append(family)
+        options.append(of_rules)
+    for of_rules in options:
+        for name in of_rules:
+            values[name] = [of_group.get(name, NONE) for of_group in options]
     for key in differing(runs):
-        found[_short(key, found)] = [_text(run.settings.get(key)) for run in runs]
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+        values[_short(key, values)] = [_text(run.settings.get(key)) for run in runs]
+    return {name: texts for name, texts in values.items() if len(set(texts)) > 1}
 
 
 def crossed(varied: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
-    """The two parameters of which the most combinations were run, numbers first; None if no two
-    were crossed.
+    """The two parameters of which the most combinations were run; None if no two were crossed.
+
+    They are those across and up. Two with numbers come before others.
     """
-    best: tuple[tuple[bool, int], str, str] | None = None
+    best = None
+    best_rank = (False, 0)
     for up, across in combinations(varied, 2):
-        run = len(set(zip(varied[up], varied[across], strict=True)))
-        sizes = [len(set(varied[name])) for name in (up, across)]
-        if run >= 4 and run > max(sizes) and 2 * run >= sizes[0] * sizes[1]:
-            rank = all(_is_numeric(varied[name]) for name in (up, across)), run
-            best = max(best or (rank, across, up), (rank, across, up), key=lambda each: each[0])
-    return best[1:] if best else None
+        run = _combinations(varied, up, across)
+        rows = len(set(varied[up]))
+        columns = len(set(varied[across]))
+        if run < 4 or run <= max(rows, columns) or 2 * run < rows * columns:
+            continue
+        rank = (_is_numeric(varied[up]) and _is_numeric(varied[across]), run)
+        if best is None or rank > best_rank:
+            best = (across, up)
+            best_rank = rank
+    return best
 
 
 def told_apart(varied: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """What many groups are coloured and split by to begin with: the two parameters that tell the
-    most of them apart.
+    """What many groups are coloured and split by to begin with.
+
+    These are the two parameters that tell the most of them apart.
     """
     few = [name for name, values in varied.items() if len(values) > MANY >= len(set(values))]
-    pairs = permutations(few, 2)
-    first = few[0] if few else ""
-    return max(
-        pairs,
-        key=lambda pair: len(set(zip(*map(varied.get, pair), strict=True))),
-        default=(first, ""),
-    )
+    if len(few) < 2:
+        return "".join(few), ""
+    return max(permutations(few, 2), key=lambda pair: _combinations(varied, *pair))
+
+
+def _combinations(varied: Mapping[str, Sequence[str]], one: str, other: str) -> int:
+    """How many combinations of their values two parameters have."""
+    return len(set(zip(varied[one], varied[other], strict=True)))
 
 
 def rule_options(algorithm: str) -> tuple[str, dict[str, str]]:
-    """`fedprox(mu=0.1) + alt` as `fedprox + alt` and {"fedprox.mu": "0.1"}; as it is if it cannot
-    be parsed.
+    """`fedprox(mu=0.1) + alt` as `fedprox + alt` and {"fedprox.mu": "0.1"}.
+
+    What cannot be parsed stays as it is, without options.
     """
     try:
         rules = _rules(ast.parse(algorithm, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return algorithm, {}
-    options = {f"{name}.{key.arg}": _value(key.value) for name, keys in rules for key in keys}
+    options = {}
+    for name, keywords in rules:
+        for keyword in keywords:
+            options[f"{name}.{keyword.arg}"] = _value(keyword.value)
     return " + ".join(name for name, _ in rules), options
 
 
@@ -82,9 +99,8 @@ def _value(tree: ast.expr) -> str:
 
 def _is_numeric(values: Sequence[str]) -> bool:
     """Whether there are several values that are all numbers, where there is one."""
-    known = set(values) - {NONE}
     try:
-        return len(set(map(float, known))) > 1
+        return len(set(map(float, set(values) - {NONE}))) > 1
     except ValueError:
         return False
 

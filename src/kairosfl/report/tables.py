@@ -1,14 +1,13 @@
-"""Results of the runs: mean ± deviation over seeds, what a target costs, and each algorithm against
-a baseline.
-"""
+"""Results of the runs: mean ± deviation over seeds, costs of a target, and paired comparisons."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from kairosfl.runs.score import Score
 
 PLAIN = "fedavg"  # plain averaging
 DAGGER = "†"  # after a value that is scored otherwise than the others
+_OF_METRIC = ("final 10 %", "final", "best", "worst clients")  # columns of the main metric
 
 
 @dataclass(frozen=True)
@@ -38,29 +38,36 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        given = [float(value) for value in values]
-        known = [
-            value for value in given if abs(value) < 1e150
-        ]  # the deviation of larger values overflows
-        mean = statistics.fmean(known) if known else math.nan
-        deviation = statistics.stdev(known) if len(known) > 1 else math.nan
-        return cls(mean, deviation, len(known), len(given))
+        numbers = [float(value) for value in values]
+        # The deviation of larger ones would overflow.
+        existing = [number for number in numbers if abs(number) < 1e150]
+        mean = deviation = math.nan
+        if existing:
+            mean = statistics.fmean(existing)
+        if len(existing) > 1:
+            deviation = statistics.stdev(existing)
+        return cls(mean, deviation, len(existing), len(numbers))
 
     def of_score(self, score: Score) -> str:
         """A value of this metric as shown in a table."""
-        size = max(abs(self.mean), self.deviation if self.count > 1 else 0.0)
+        size = abs(self.mean)
+        if self.count > 1:
+            size = max(size, self.deviation)
         return self.text(score.digits(size), score.scale)
 
     def text(self, digits: int = 1, scale: float = 1.0) -> str:
-        """As shown in a table: a dash for none, a deviation if values differ, a count if it is not
-        all of them.
+        """As shown in a table: a dash for none, with a deviation if values differ.
+
+        A value that not all runs have says how many have it.
         """
         if not self.count:
             return "–"
-        shown = fixed(self.mean * scale, digits)
+        text = fixed(self.mean * scale, digits)
         if self.deviation > 0:
-            shown += f" ± {fixed(self.deviation * scale, digits)}"
-        return shown if self.count == self.asked else f"{shown} ({self.count} of {self.asked})"
+            text += f" ± {fixed(self.deviation * scale, digits)}"
+        if self.count < self.asked:
+            text += f" ({self.count} of {self.asked})"
+        return text
 
 
 @dataclass(frozen=True)
@@ -105,11 +112,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """An algorithm against the baseline, or the best against the second best, on the seeds that
-    both have finished.
+    """Two algorithms on the seeds that both have finished.
 
-    It is about the main metric over the final 10 % of rounds: how much better the second is, which
-    is second minus first, or first minus second if lower is better.
+    These are the baseline and another one, or the two best. It is about the main metric over the
+    final 10 % of rounds: how much better the second is, which is second minus first, or first minus
+    second if lower is better.
     """
 
     first: str  # the baseline, or the second best
@@ -138,20 +145,12 @@ def results(groups: Sequence[Group], target: float, baseline: str | None = None)
 
 
 def _row(group: Group, target: float, baseline: bool) -> Row:
-    seeds = tuple(dict.fromkeys(run.seed for run in group.runs))
-
-    def over(value: Callable[[RunData], float]) -> Spread:
-        """Over the seeds: runs with the same seed count as one."""
-        return Spread.of(
-            _mean(np.array([value(run) for run in group.shown if run.seed == seed]))
-            for seed in seeds
-        )
-
+    over = partial(_over_seeds, group)
     return Row(
         label=group.label,
         problem=group.problem,
         score=group.score,
-        seeds=seeds,
+        seeds=_seeds(group),
         going=sum(not run.done and not run.stopped for run in group.runs),
         finished=len(group.finished),
         diverged=len(group.finished) - len(group.compared),
@@ -161,12 +160,10 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
         final=over(lambda run: _last(scored(run)[1])),
         last_tenth=over(last_tenth),
         best=over(_best),
-        worst_clients=over(
-            lambda run: _last(run.column(f"client_{run.score.name}_worst")[run.evaluated])
-        ),
+        worst_clients=over(_worst_clients),
         rounds_to_target=over(lambda run: reach(run, run.column("round"), target)),
-        bytes_to_target=over(lambda run: reach(run, run.total("bytes_down", "bytes_up"), target)),
-        bytes=over(lambda run: _last(run.total("bytes_down", "bytes_up"))),
+        bytes_to_target=over(lambda run: reach(run, _bytes(run), target)),
+        bytes=over(lambda run: _last(_bytes(run))),
         epochs=over(lambda run: _last(run.total("epochs_total"))),
         cohort=over(lambda run: _mean(run.column("cohort"))),
         elud=over(lambda run: _mean(run.column("elud"))),
@@ -176,24 +173,37 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
     )
 
 
+def _seeds(group: Group) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(run.seed for run in group.runs))
+
+
+def _over_seeds(group: Group, measure: Callable[[RunData], float]) -> Spread:
+    """A measure of the runs of a group; runs with the same seed count as one, by their mean."""
+    by_seed: dict[int, list[float]] = {seed: [] for seed in _seeds(group)}
+    for run in group.shown:
+        by_seed[run.seed].append(measure(run))
+    return Spread.of(_mean(np.array(values)) for values in by_seed.values())
+
+
 def scored(run: RunData) -> tuple[NDArray[np.intp], Array]:
-    """Indices of the rounds that were evaluated, and the main metric in them; infinitely bad if it
-    was not finite.
+    """Indices of the evaluated rounds, and the main metric in them.
+
+    It is infinitely bad where it was not finite.
     """
     values = run.column(run.score.name)[run.evaluated]
     return run.evaluated, np.where(np.isfinite(values), values, -run.score.sign * math.inf)
 
 
 def last_tenth(run: RunData) -> float:
-    """Mean of the main metric over the final 10 % of the evaluated rounds, or over their `ending`."""
+    """Mean of the main metric over the final 10 % of evaluated rounds, or over their `ending`."""
     values = ending(scored(run)[1], run.averaged)
     return float(values.mean()) if len(values) else math.nan
 
 
 def reach(run: RunData, cost: Array, target: float) -> float:
     """The cost when the main metric first reached the target; NaN if it never did."""
-    there = np.flatnonzero(run.score.reached(run.column(run.score.name), target))
-    return float(cost[there[0]]) if len(there) else math.nan
+    reached = np.flatnonzero(run.score.reached(run.column(run.score.name), target))
+    return float(cost[reached[0]]) if len(reached) else math.nan
 
 
 def chosen_target(
@@ -207,38 +217,50 @@ def chosen_target(
 
 
 def default_target(groups: Sequence[Group], baseline: str | None = None) -> float:
-    """What the baseline reaches in the end, as a short number; on several data, the worst of these;
-    NaN if unknown.
+    """What the baseline reaches in the end, as a short number; NaN if unknown.
+
+    Of several baselines, each on data of its own, it is the worst one's.
     """
     score = groups[0].score
-    values = [
-        _mean(np.array(list(_by_seed(groups[i]).values())))
-        for i in baselines(groups, baseline).values()
-    ]
-    known = [score.sign * value for value in values if math.isfinite(value)]
-    return score.rounded(score.sign * min(known)) if known else math.nan
+    finals = []
+    for number in baselines(groups, baseline).values():
+        final = _mean(np.array(list(_by_seed(groups[number]).values())))
+        if math.isfinite(final):
+            finals.append(score.sign * final)
+    if not finals:
+        return math.nan
+    return score.rounded(score.sign * min(finals))
 
 
 def baselines(groups: Sequence[Group], name: str | None = None) -> dict[str, int]:
-    """The group on each problem that others are compared with: the named one, else plain averaging,
-    else the first.
+    """The group on each problem that others are compared with.
 
-    Of several, such as plain averaging with different learning rates, it is the best one.
+    It is the named one, else plain averaging, else the first. Of several, such as plain averaging
+    with different learning rates, it is the best one.
     """
-    if name is not None and not any(_is_called(name, i, group) for i, group in enumerate(groups)):
-        labels = ", ".join(group.label for group in groups[:8]) + (" …" if len(groups) > 8 else "")
-        raise UserError(
-            f"baseline = {name!r} is none of the groups; use a letter or one of these: {labels}."
-        )
-    found = {}
-    for problem, mine in by_problem(groups).items():
-        plain = [i for i in mine if groups[i].runs[0].algorithm.strip().lower() == PLAIN] or mine[
-            :1
-        ]
-        wanted = plain if name is None else [i for i in mine if _is_called(name, i, groups[i])]
-        if wanted:
-            found[problem] = max(wanted, key=lambda i: _final(groups[i]))  # the first of equals
-    return found
+    if name is None:
+        candidates = {i for i, group in enumerate(groups) if _is_plain(group)}
+    else:
+        candidates = {i for i, group in enumerate(groups) if _is_called(name, i, group)}
+        if not candidates:
+            labels = ", ".join(group.label for group in groups[:8])
+            more = " …" if len(groups) > 8 else ""
+            raise UserError(
+                f"baseline = {name!r} is none of the groups; use a letter or one of these: "
+                f"{labels}{more}."
+            )
+    chosen = {}
+    for problem, members in by_problem(groups).items():
+        here = [i for i in members if i in candidates]
+        if not here and name is None:
+            here = members[:1]
+        if here:
+            chosen[problem] = max(here, key=lambda i: _final(groups[i]))  # the first of equals
+    return chosen
+
+
+def _is_plain(group: Group) -> bool:
+    return group.runs[0].algorithm.strip().lower() == PLAIN
 
 
 def _is_called(name: str, number: int, group: Group) -> bool:
@@ -248,7 +270,9 @@ def _is_called(name: str, number: int, group: Group) -> bool:
 def _final(group: Group) -> float:
     """The final 10 %, higher is better; infinitely bad if it cannot be compared."""
     values = list(_by_seed(group).values())
-    return group.score.sign * statistics.fmean(values) if values else -math.inf
+    if not values:
+        return -math.inf
+    return group.score.sign * statistics.fmean(values)
 
 
 def paired_tests(groups: Sequence[Group], baseline: str | None = None) -> list[Pair]:
@@ -256,62 +280,91 @@ def paired_tests(groups: Sequence[Group], baseline: str | None = None) -> list[P
 
     p is corrected for the number of these comparisons.
     """
-    chosen, problems = baselines(groups, baseline), by_problem(groups)
-    return [pair for problem, i in chosen.items() for pair in against(groups, i, problems[problem])]
+    problems = by_problem(groups)
+    pairs = []
+    for problem, number in baselines(groups, baseline).items():
+        pairs += against(groups, number, problems[problem])
+    return pairs
 
 
-def against(groups: Sequence[Group], baseline: int, mine: Iterable[int]) -> list[Pair]:
-    """These groups against this one; also the best of them against the second best, if it is
-    neither of the two.
+def against(groups: Sequence[Group], baseline: int, members: Sequence[int]) -> list[Pair]:
+    """These members of the groups against the baseline, which is one of them.
+
+    Also the best against the second best, if the baseline is neither of the two.
     """
-    members = list(mine)
-    made = [pair for i in members if i != baseline and (pair := _pair(groups[baseline], groups[i]))]
-    best = sorted((i for i in members if groups[i].compared), key=lambda i: -_final(groups[i]))[:2]
-    if (
-        len(best) == 2
-        and baseline not in best
-        and (last := _pair(groups[best[1]], groups[best[0]]))
-    ):
-        made.append(replace(last, runner_up=True))
-    count = sum(math.isfinite(pair.p) for pair in made)
-    corrected = zip(made, holm([pair.p for pair in made]), strict=True)
-    return [replace(pair, adjusted=p, comparisons=count) for pair, p in corrected]
+    pairs = []
+    for number in members:
+        pair = _pair(groups[baseline], groups[number])
+        if pair is not None and number != baseline:
+            pairs.append(pair)
+    best = _best_pair(groups, members, baseline)
+    if best is not None:
+        pairs.append(replace(best, runner_up=True))
+
+    adjusted = holm([pair.p for pair in pairs])
+    tested = sum(math.isfinite(pair.p) for pair in pairs)
+    corrected = zip(pairs, adjusted, strict=True)
+    return [replace(pair, adjusted=p, comparisons=tested) for pair, p in corrected]
+
+
+def _best_pair(groups: Sequence[Group], members: Sequence[int], baseline: int) -> Pair | None:
+    """The second best and the best of the members, unless the baseline is one of them."""
+    comparable = [i for i in members if groups[i].compared]
+    best = sorted(comparable, key=lambda i: -_final(groups[i]))[:2]
+    if len(best) < 2 or baseline in best:
+        return None
+    return _pair(groups[best[1]], groups[best[0]])
 
 
 def by_problem(rows: Sequence[Group | Row]) -> dict[str, list[int]]:
     """Which groups or rows are about the same data."""
-    found: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        found.setdefault(row.problem, []).append(i)
-    return found
+        members.setdefault(row.problem, []).append(i)
+    return members
 
 
 def _pair(first: Group, second: Group) -> Pair | None:
-    ours, theirs = _by_seed(second), _by_seed(first)
-    seeds = tuple(sorted(ours.keys() & theirs.keys()))
+    """Two groups on their common seeds, if there are any."""
+    scores_of_first = _by_seed(first)
+    scores_of_second = _by_seed(second)
+    seeds = tuple(sorted(scores_of_first.keys() & scores_of_second.keys()))
     if not seeds:
         return None
-    differences = [first.score.sign * (ours[seed] - theirs[seed]) for seed in seeds]
-    apart = Spread.of(differences)
-    low, high = interval(apart.mean, apart.deviation, apart.count)
+    sign = first.score.sign
+    differences = [sign * (scores_of_second[seed] - scores_of_first[seed]) for seed in seeds]
+    spread = Spread.of(differences)
+    low, high = interval(spread.mean, spread.deviation, spread.count)
     if alike(differences):
         low = high = math.nan
-    p = paired_t(differences)
-    return Pair(first.label, second.label, first.score, seeds, apart, low, high, p, math.nan, 0)
+    return Pair(
+        first=first.label,
+        second=second.label,
+        score=first.score,
+        seeds=seeds,
+        difference=spread,
+        low=low,
+        high=high,
+        p=paired_t(differences),
+        adjusted=math.nan,
+        comparisons=0,
+    )
 
 
 def _by_seed(group: Group) -> dict[int, float]:
-    found: dict[int, list[float]] = {}
+    """The final 10 % of the runs that can be compared; of several with one seed, their mean."""
+    values: dict[int, list[float]] = {}
     for run in group.compared:
-        found.setdefault(run.seed, []).append(last_tenth(run))
-    means = {seed: statistics.fmean(values) for seed, values in found.items()}
-    return {seed: value for seed, value in means.items() if math.isfinite(value)}
+        values.setdefault(run.seed, []).append(last_tenth(run))
+    means = {seed: statistics.fmean(finals) for seed, finals in values.items()}
+    return {seed: mean for seed, mean in means.items() if math.isfinite(mean)}
+
+
+# --- as text --------------------------------------------------------------------------------------
 
 
 def fixed(value: float, digits: int) -> str:
-    """A number with this many decimals; halves are rounded away from zero, as in the page's
-    scripts.
-    """
+    """A number with this many decimals; halves are rounded away from zero, as in page.js."""
     if abs(value) >= 1e9:  # it has exploded
         return f"{value:.{digits}e}"
     exact = Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP, Context(prec=400))
@@ -320,8 +373,10 @@ def fixed(value: float, digits: int) -> str:
 
 def signed(value: float, digits: int = 2) -> str:
     """A difference with its sign, unless it is shown as zero."""
-    shown = fixed(abs(value), digits)
-    return shown if not float(shown) else f"{'−' if value < 0 else '+'}{shown}"
+    size = fixed(abs(value), digits)
+    if float(size) == 0:
+        return size
+    return f"−{size}" if value < 0 else f"+{size}"
 
 
 def probability(p: float) -> str:
@@ -333,20 +388,25 @@ def probability(p: float) -> str:
 
 def said(p: float) -> str:
     """A p-value in a sentence: `p = 0.016` or `p < 0.001`."""
-    shown = probability(p)
-    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+    text = probability(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def cells(row: Row) -> dict[str, str]:
     """A row of results as text by column, the same in the page, on the terminal and in files."""
     rounds = fixed(row.rounds.mean, 0)
-    lost = row.diverged and not row.last_tenth.count
-    mark = DAGGER if row.dagger and row.last_tenth.count else ""
+    if row.rounds.mean < row.planned:
+        rounds += f" of {row.planned}"
+    final = row.last_tenth.of_score(row.score)
+    if row.diverged and not row.last_tenth.count:
+        final = "diverged"
+    elif row.dagger and row.last_tenth.count:
+        final += DAGGER
     return {
         "algorithm": row.label,
         "seeds": str(len(row.seeds)),
-        "rounds": rounds if row.rounds.mean >= row.planned else f"{rounds} of {row.planned}",
-        "final 10 %": "diverged" if lost else row.last_tenth.of_score(row.score) + mark,
+        "rounds": rounds,
+        "final 10 %": final,
         "final": row.final.of_score(row.score),
         "best": row.best.of_score(row.score),
         "worst clients": row.worst_clients.of_score(row.score),
@@ -362,18 +422,20 @@ def cells(row: Row) -> dict[str, str]:
 
 def megabytes(spread: Spread) -> str:
     """Bytes in millions, with three decimals for very small models."""
-    shown = replace(spread, mean=spread.mean / 1e6, deviation=spread.deviation / 1e6)
-    return shown.text(1 if spread.mean >= 1e6 else 3)
+    millions = replace(spread, mean=spread.mean / 1e6, deviation=spread.deviation / 1e6)
+    return millions.text(1 if spread.mean >= 1e6 else 3)
 
 
 def pair_cells(pair: Pair) -> dict[str, str]:
     """A paired test as text by column."""
-    points = " (points)" if pair.score.percent else ""
+    subtracted = "second − first" if pair.score.higher else "first − second"
+    if pair.score.percent:
+        subtracted += " (points)"
     return {
         "second": pair.second,
         "first": pair.first,
         "seeds": str(len(pair.seeds)),
-        f"{'second − first' if pair.score.higher else 'first − second'}{points}": difference(pair),
+        subtracted: difference(pair),
         "95 % interval": bounds(pair),
         "p (Holm)": probability(pair.adjusted),
     }
@@ -387,60 +449,68 @@ def difference(pair: Pair) -> str:
 
 def bounds(pair: Pair) -> str:
     """The interval of the difference; a dash if there is none."""
-    ends = [pair.score.scale * end for end in (pair.low, pair.high)]
-    digits = pair.score.digits(max(map(abs, ends)))
-    return "–" if math.isnan(pair.low) else " to ".join(signed(end, digits) for end in ends)
+    if math.isnan(pair.low):
+        return "–"
+    low = pair.score.scale * pair.low
+    high = pair.score.scale * pair.high
+    digits = pair.score.digits(max(abs(low), abs(high)))
+    return f"{signed(low, digits)} to {signed(high, digits)}"
 
 
 def results_table(
-    rows: Sequence[Row], target: float, without: Sequence[str] = ()
+    rows: Sequence[Row], target: float, without: Collection[str] = ()
 ) -> list[dict[str, str]]:
-    """The table of results as text, one dictionary per row, with metric and target named in its
-    columns.
-    """
+    """The table of results as text, a dictionary per row; its heads name metric and target."""
     score = rows[0].score
-    goal = "target" if math.isnan(target) else score.shown(target)
-    heads = {
-        name: f"{score.stated} {name}".lstrip()
-        for name in ("final 10 %", "final", "best", "worst clients")
-    }
-    shown = (
-        {name: value for name, value in cells(row).items() if name not in without} for row in rows
-    )
-    return [
-        {heads.get(name, name.replace("target", goal)): value for name, value in row.items()}
-        for row in shown
-    ]
+    heads = {name: name for name in cells(rows[0]) if name not in without}
+    if not math.isnan(target):
+        heads = {name: head.replace("target", score.shown(target)) for name, head in heads.items()}
+    for name in heads:
+        if name in _OF_METRIC:
+            heads[name] = f"{score.stated} {name}".lstrip()
+
+    table = []
+    for row in rows:
+        texts = cells(row)
+        table.append({head: texts[name] for name, head in heads.items()})
+    return table
 
 
 def columns(row: Row | Pair) -> dict[str, Any]:
-    """A row or test as numbers by column: mean, deviation and count of each value, lists as their
-    length.
-    """
-    flat: dict[str, Any] = {}
+    """A row or test as numbers by column: mean, deviation and count of each, lists by length."""
+    numbers: dict[str, Any] = {}
     for name, value in vars(row).items():
         if isinstance(value, Spread):
-            flat |= {
-                name: value.mean,
-                f"{name}_deviation": value.deviation,
-                f"{name}_count": value.count,
-            }
+            numbers[name] = value.mean
+            numbers[f"{name}_deviation"] = value.deviation
+            numbers[f"{name}_count"] = value.count
         elif isinstance(value, Score):
-            flat["metric"] = value.name
+            numbers["metric"] = value.name
+        elif name == "notes":
+            numbers[name] = "; ".join(value)
+        elif isinstance(value, tuple):
+            numbers[name] = len(value)
         else:
-            flat[name] = (
-                "; ".join(value)
-                if name == "notes"
-                else len(value)
-                if isinstance(value, tuple)
-                else value
-            )
-    return flat
+            numbers[name] = value
+    return numbers
+
+
+# --- one number of a run --------------------------------------------------------------------------
 
 
 def _best(run: RunData) -> float:
-    values, sign = scored(run)[1], run.score.sign
-    return float(sign * (sign * values).max()) if len(values) else math.nan
+    values = scored(run)[1]
+    if not len(values):
+        return math.nan
+    return float(values.max() if run.score.higher else values.min())
+
+
+def _worst_clients(run: RunData) -> float:
+    return _last(run.column(f"client_{run.score.name}_worst")[run.evaluated])
+
+
+def _bytes(run: RunData) -> Array:
+    return run.total("bytes_down", "bytes_up")
 
 
 def _last(values: Array) -> float:
@@ -448,5 +518,5 @@ def _last(values: Array) -> float:
 
 
 def _mean(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan

@@ -26,6 +26,18 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"(?P<name>[a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # of a Host header
 REST = 5  # times as long as the last refresh took: the training needs the machine more
 _FILES = ("metrics.jsonl", "summary.json", "sweep.json")
+# What the scripts read where there are no results.
+_NOTHING: dict[str, Any] = {
+    "groups": [],
+    "lines": [],
+    "heats": [],
+    "runs": [],
+    "words": {},
+    "target": None,
+    "metric": {"scale": 1, "sign": 1},
+    "varied": {},
+    "versus": {},
+}
 
 
 class LivePage:
@@ -38,19 +50,25 @@ class LivePage:
         say: Say = silent,
         baseline: str | None = None,
     ) -> None:
-        self.folder, self.target, self.say, self.baseline = folder, target, say, baseline
-        self._said: set[str] = set()
+        self.folder = folder
+        self.target = target
+        self.say = say
+        self.baseline = baseline
+        self._reported: set[str] = set()  # what is damaged, each said once
         self._lock = threading.Lock()
-        self._mark, self._text = "", ""
+        self._mark = ""
+        self._text = ""
         self._due = 0.0
 
     def newer(self, since: str) -> str | None:
         """The document, unless the reader's mark says that they have it already."""
         with self._lock:
             if time.monotonic() >= self._due:
-                began, mark = time.monotonic(), self._state()
+                began = time.monotonic()
+                mark = self._state()
                 if mark != self._mark:
-                    self._text, self._mark = self._make(mark), mark
+                    self._text = self._make(mark)
+                    self._mark = mark
                 self._due = time.monotonic() + REST * (time.monotonic() - began)
             return None if since == self._mark else self._text
 
@@ -67,32 +85,25 @@ class LivePage:
     def _make(self, mark: str) -> str:
         try:
             study = read_study([self.folder])
-            for sentence in (each for each in study.all_damaged() if each not in self._said):
-                self._said.add(sentence)
-                self.say(sentence)
+            for sentence in study.all_damaged():
+                if sentence not in self._reported:
+                    self._reported.add(sentence)
+                    self.say(sentence)
             return page(study, target=self.target, baseline=self.baseline, mark=mark)
         except UserError as error:
-            words = (
-                str(error)
-                if any(self.folder.rglob("metrics.jsonl"))
-                else "Waiting for the first round."
-            )
-            body = '<div id="page"><header><p class="over"><span id="live">Kairos report, live</span></p>'
-            body += f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p></header></div>'
-            nothing: dict[str, Any] = {
-                "groups": [],
-                "lines": [],
-                "heats": [],
-                "runs": [],
-                "words": {},
-            }
-            nothing |= {
-                "target": None,
-                "metric": {"scale": 1, "sign": 1},
-                "varied": {},
-                "versus": {},
-            }
-            return shell(self.folder.name, body, json.dumps(nothing), mark)
+            has_begun = any(self.folder.rglob("metrics.jsonl"))
+            words = str(error) if has_begun else "Waiting for the first round."
+            return self._empty(words, mark)
+
+    def _empty(self, words: str, mark: str) -> str:
+        """A page without results, which says why."""
+        body = (
+            '<div id="page"><header>'
+            '<p class="over"><span id="live">Kairos report, live</span></p>'
+            f'<h1>{escape(self.folder.name)}</h1><p class="verdict">{escape(words)}</p>'
+            "</header></div>"
+        )
+        return shell(self.folder.name, body, json.dumps(_NOTHING), mark)
 
 
 class _Server(ThreadingHTTPServer):
@@ -119,11 +130,10 @@ def serve(
     if not folder.is_dir():
         wrong = f"{folder} is not a directory" if folder.exists() else f"{folder} does not exist"
         raise UserError(f"{wrong}; give the folder that a run or a sweep writes to.")
-    begun = next(folder.rglob("metrics.jsonl"), None)
-    if (
-        target is not None and begun
-    ):  # otherwise it is not known yet what the target is of: the page will say so
-        read_run(begun.parent).score.check(target)
+    # Before a run has begun it is not known what the target is of: the page will say so.
+    metrics = next(folder.rglob("metrics.jsonl"), None)
+    if target is not None and metrics is not None:
+        read_run(metrics.parent).score.check(target)
     live = LivePage(folder, target, say, baseline)
     try:
         return _Server((host, port), _handler(live, host))
@@ -153,13 +163,12 @@ def watch(
     """
     with serve(Path(folder), port, host, target, say, baseline) as server:
         address = f"http://{host}:{server.server_port}/"
-        (ready or _say)(address)
+        if ready is None:
+            print(f"watching at {address} (Ctrl-C ends it)", flush=True)
+        else:
+            ready(address)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.2)
-
-
-def _say(address: str) -> None:
-    print(f"watching at {address} (Ctrl-C ends it)", flush=True)
 
 
 def _handler(live: LivePage, host: str) -> type[BaseHTTPRequestHandler]:
@@ -178,22 +187,21 @@ def _handler(live: LivePage, host: str) -> type[BaseHTTPRequestHandler]:
                 self._answer(HTTPStatus.NOT_FOUND, b"")
             else:
                 text = live.newer("".join(parse_qs(query).get("since", [])))
-                self._answer(
-                    HTTPStatus.NO_CONTENT if text is None else HTTPStatus.OK, (text or "").encode()
-                )
+                if text is None:
+                    self._answer(HTTPStatus.NO_CONTENT, b"")
+                else:
+                    self._answer(HTTPStatus.OK, text.encode())
 
         def _asks_here(self) -> bool:
-            """Whether the request names this machine once, as browsers do: a host and perhaps a
-            port.
-            """
+            """Whether the request names this machine once, as browsers do, perhaps with a port."""
             names = self.headers.get_all("Host", [])
-            match = _HOST.fullmatch(names[0].strip().lower()) if len(names) == 1 else None
+            if len(names) != 1:
+                return False
+            match = _HOST.fullmatch(names[0].strip().lower())
             return match is not None and match["name"].strip("[]") in _LOOPBACK
 
         def parse_request(self) -> bool:
-            """Requests without a version have no headers: nothing is read for them, and nothing
-            answered.
-            """
+            """Requests without a version have no headers: nothing is read, nothing answered."""
             if len(self.raw_requestline.split()) < 3:
                 self.close_connection = True
                 return False

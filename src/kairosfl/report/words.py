@@ -25,38 +25,32 @@ _RULES = {
     "attack": "attack",
 }
 _SETTINGS = {
-    **{
-        "alpha": "α",
-        "beta": "β",
-        "beta1": "β₁",
-        "beta2": "β₂",
-        "gamma": "γ",
-        "delta": "δ",
-        "epsilon": "ε",
-        "eps": "ε",
-    },
-    **{
-        "lam": "λ",
-        "mu": "μ",
-        "rho": "ρ",
-        "sigma": "σ",
-        "tau": "τ",
-        "lr": "learning rate",
-        "name": "data",
-    },
+    "alpha": "α",
+    "beta": "β",
+    "beta1": "β₁",
+    "beta2": "β₂",
+    "gamma": "γ",
+    "delta": "δ",
+    "epsilon": "ε",
+    "eps": "ε",
+    "lam": "λ",
+    "mu": "μ",
+    "rho": "ρ",
+    "sigma": "σ",
+    "tau": "τ",
+    "lr": "learning rate",
+    "name": "data",
 }
 
 
 def in_words(label: str) -> str:
-    """A group's label with rules by their papers' names and settings by their symbols; the rest
-    stays as it is.
-    """
+    """A group's label with rules by their papers' names and settings by their symbols."""
     from kairosfl.rules import RULES
 
     rules = {name: rule.__name__ for name, rule in RULES.items()} | _RULES
 
-    def word(found: re.Match[str]) -> str:
-        name, equals, bracket = found.groups()
+    def word(match: re.Match[str]) -> str:
+        name, equals, bracket = match.groups()
         if equals:
             return f"{_SETTINGS.get(name, name.replace('_', ' '))} = "
         return rules.get(name, name) + (" (" if bracket else "")
@@ -66,20 +60,18 @@ def in_words(label: str) -> str:
 
 def renamed(labels: Sequence[str], names: Sequence[str], default: Sequence[str]) -> list[str]:
     """What to call each label: as asked by `LABEL=TEXT`, or by default."""
-    found = dict(zip(labels, default, strict=True))
-    for each in names:
-        label = next(
-            (
-                label
-                for label in sorted(labels, key=len, reverse=True)
-                if each.startswith(f"{label}=")
-            ),
-            None,
-        )
-        if label is None:
-            given = each.rpartition("=")[0] or each
-            raise UserError(
-                f"--name {each!r} is not LABEL=TEXT with a label of these runs; {nearest(given, labels)}"
-            )
-        found[label] = each.removeprefix(f"{label}=")
-    return [found[label] for label in labels]
+    called = dict(zip(labels, default, strict=True))
+    for name in names:
+        label = _label_of(name, labels)
+        called[label] = name.removeprefix(f"{label}=")
+    return [called[label] for label in labels]
+
+
+def _label_of(name: str, labels: Sequence[str]) -> str:
+    """The label in LABEL=TEXT; a label may have an equals sign itself, so the longest counts."""
+    for label in sorted(labels, key=len, reverse=True):
+        if name.startswith(f"{label}="):
+            return label
+    label = name.rpartition("=")[0]
+    hint = nearest(label if label else name, labels)
+    raise UserError(f"--name {name!r} is not LABEL=TEXT with a label of these runs; {hint}")

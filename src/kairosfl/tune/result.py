@@ -1,6 +1,4 @@
-"""What a search found: the best trial as a configuration, what plain averaging reached, and what
-mattered.
-"""
+"""What a search found: the best trial as a configuration, plain averaging, and what mattered."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ NEGLIGIBLE = 0.005  # importance
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that a search found. Scores are higher for better trials; `show` prints them as
-    the metric is.
+    """Everything that a search found.
+
+    Scores are higher for better trials; `show` prints them as the metric is.
     """
 
     out: Path
@@ -40,42 +39,46 @@ class Result:
 
     def show(self, score: float | None) -> str:
         """A score as text."""
-        return self.metric.measured(score if score is None or self.metric.higher else -score)
+        return self.metric.measured(self._measured(score))
+
+    def _measured(self, score: float | None) -> float | None:
+        """A score as the metric that was measured."""
+        if score is None or self.metric.higher:
+            return score
+        return -score
+
+    def outcomes(self, number: int) -> dict[int, Outcome]:
+        """How a trial ended, by the rounds of the stages that it was in."""
+        outcomes = {}
+        for rounds in self.stages:
+            if (number, rounds) in self.ended:
+                outcomes[rounds] = self.ended[number, rounds]
+        return outcomes
 
     def ranked(self) -> list[tuple[Trial, Outcome]]:
-        """Every trial with its last score, those with the most rounds first, and of these the best
-        first.
-        """
-        last = {
-            trial.number: next(
-                (
-                    e
-                    for r in reversed(self.stages)
-                    if (e := self.ended.get((trial.number, r))) and e.score is not None
-                ),
-                None,
-            )
-            for trial in self.trials
-        }
-        found = [(self.trials[number], each) for number, each in last.items() if each is not None]
-        return sorted(
-            found, key=lambda pair: (-pair[1].round, -(pair[1].score or 0.0), pair[0].number)
-        )
+        """Every trial with its last score: those with the most rounds first, then by score."""
+        ranked = []
+        for trial in self.trials:
+            scored = [one for one in self.outcomes(trial.number).values() if one.score is not None]
+            if scored:
+                ranked.append((trial, scored[-1]))
+        return sorted(ranked, key=_rank)
 
     @property
     def best(self) -> tuple[Trial, Outcome]:
         """The best trial of those with the most rounds."""
         ranked = self.ranked()
+        if ranked:
+            return ranked[0]
         reasons = [outcome.reason for outcome in self.ended.values() if outcome.state != "complete"]
-        if not ranked and len(reasons) == len(self.ended) > 0:
+        if reasons and len(reasons) == len(self.ended):
             raise UserError(
                 f"No trial in {self.out} has finished; the first ended with: {reasons[0]}"
             )
-        if not ranked:
-            raise UserError(
-                f"No trial has finished in {self.out}; give a larger budget and run the same command again."
-            )
-        return ranked[0]
+        raise UserError(
+            f"No trial has finished in {self.out}; give a larger budget and run the same command "
+            "again."
+        )
 
     def plain(self) -> tuple[Trial, Outcome] | None:
         """The best trial of plain averaging."""
@@ -83,28 +86,31 @@ class Result:
 
     def of(self, number: int) -> Outcome | None:
         """How a trial ended in the last stage it was in."""
-        return next(
-            (e for rounds in reversed(self.stages) if (e := self.ended.get((number, rounds)))), None
-        )
+        outcomes = list(self.outcomes(number).values())
+        return outcomes[-1] if outcomes else None
 
     def best_tables(self) -> dict[str, Any]:
         """The best trial as a configuration with the file's rounds, evaluated on the test set."""
         best = updated(self.nested, self.best[0].settings)
-        data = {key: value for key, value in best.get("data", {}).items() if key != "validation"}
-        return best | ({"data": data} if data else {})
+        if "data" in best:
+            data = dict(best["data"])
+            data.pop("validation", None)
+            best = best | {"data": data}
+        return best
 
     def mattered(self) -> list[dict[str, str]]:
         """The parameters as rows of text, the most important one first."""
-        best, top = self.best[0], [trial for trial, _ in self.ranked()][:5]
+        best = self.best[0]
+        top = [trial for trial, _ in self.ranked()[:5]]
         rows = []
-        for name, share in sorted(self.importances.items(), key=lambda item: -item[1]):
-            if share < NEGLIGIBLE:
+        for name in sorted(self.importances, key=lambda name: -self.importances[name]):
+            if self.importances[name] < NEGLIGIBLE:
                 continue
             values = [trial.params[name] for trial in top if name in trial.params]
             rows.append(
                 {
                     "parameter": name,
-                    "importance": f"{100 * share:.0f} %",
+                    "importance": f"{100 * self.importances[name]:.0f} %",
                     "best trial": brief(best.params[name]) if name in best.params else "–",
                     "best five": _span(values),
                 }
@@ -115,22 +121,21 @@ class Result:
         """For a program."""
         trial, outcome = self.best
         plain = self.plain()
-        return {
+        numbers = {
             "folder": str(self.out),
             "trial": trial.number,
             "settings": dict(trial.settings),
             "metric": self.metric.name,
-            "validation": self._value(outcome),
+            "validation": self._measured(outcome.score),
             "rounds": outcome.round,
-            "plain_averaging": None if plain is None else self._value(plain[1]),
+            "plain_averaging": None if plain is None else self._measured(plain[1].score),
             "trials": len(self.trials),
             "runs": len(self.ended),
             "importances": dict(self.importances),
-            **{cost.name: cost.epsilon for cost in self.costs},
         }
-
-    def _value(self, outcome: Outcome) -> float | None:
-        return outcome.score if self.metric.higher or outcome.score is None else -outcome.score
+        for cost in self.costs:
+            numbers[cost.name] = cost.epsilon
+        return numbers
 
     def sentences(self) -> list[str]:
         """The result in a few lines."""
@@ -145,15 +150,17 @@ class Result:
             lines.append(f"plain averaging, best recipe: trial {plain[0].number}, {text}")
         if outcome.round < self.stages[-1]:
             lines.append(
-                f"No trial has finished all {self.stages[-1]} rounds; a larger budget and the same command continue."
+                f"No trial has finished all {self.stages[-1]} rounds; a larger budget and the same "
+                "command continue."
             )
         return [*lines, *(cost.sentence() for cost in self.costs)]
 
     def write(self) -> None:
         """Write best.toml and trials.json."""
         trial, outcome = self.best
+        score = f"{self.metric.name} {self.show(outcome.score)}"
         note = (
-            f"# Trial {trial.number} of a search by `kairosfl tune`: {self.metric.name} {self.show(outcome.score)} on "
+            f"# Trial {trial.number} of a search by `kairosfl tune`: {score} on "
             f"validation samples after {outcome.length}.\n# Run as it is, it trains on all training "
             "samples and is evaluated on the test set.\n"
         )
@@ -166,49 +173,61 @@ class Result:
         return "running" if begun else "not begun"
 
     def _row(self, trial: Trial) -> dict[str, Any]:
-        mine = {
-            rounds: each
-            for rounds in self.stages
-            if (each := self.ended.get((trial.number, rounds)))
-        }
-        last = list(mine.values())[-1] if mine else None
+        state = self._unended(trial)
+        reason = ""
+        measured = {}
+        for rounds, outcome in self.outcomes(trial.number).items():
+            state = outcome.state
+            reason = outcome.reason
+            measured[str(rounds)] = self._measured(outcome.score)
         return {
             "trial": trial.number,
             "settings": dict(trial.settings),
             "params": dict(trial.params),
-            "state": last.state if last else self._unended(trial),
-            "reason": last.reason if last else "",
-            self.metric.name: {str(rounds): self._value(each) for rounds, each in mine.items()},
+            "state": state,
+            "reason": reason,
+            self.metric.name: measured,
         }
+
+
+def _rank(pair: tuple[Trial, Outcome]) -> tuple[int, float, int]:
+    trial, outcome = pair
+    assert outcome.score is not None
+    return -outcome.round, -outcome.score, trial.number
 
 
 def result(search: Search) -> Result:
     """What a search has found so far."""
-    ended = search.ended
-    folder = next(
-        (search.folder(*key) for key, each in ended.items() if each.score is not None), search.out
-    )
+    folder = search.out
+    for key, outcome in search.ended.items():
+        if outcome.score is not None:
+            folder = search.folder(*key)
+            break
     return Result(
-        search.out,
-        Folder(folder).main(),
-        search.stages,
-        search.proposals.trials,
-        ended,
-        search.proposals.importances(),
-        search.nested,
-        costs(search.folder(*key) for key in search.begun()),
+        out=search.out,
+        metric=Folder(folder).main(),
+        stages=search.stages,
+        trials=search.proposals.trials,
+        ended=search.ended,
+        importances=search.proposals.importances(),
+        nested=search.nested,
+        costs=costs(search.folder(*key) for key in search.begun()),
     )
 
 
 def brief(value: Any) -> str:
     """A value in few characters."""
-    return f"{value:.3g}" if isinstance(value, float) else "none" if value == "" else str(value)
+    if value == "":
+        return "none"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _span(values: list[Any]) -> str:
+    """The values in words: from the least to the largest, or how often there is each."""
     if not values:
         return "–"
-    if all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
-        low, high = brief(min(values)), brief(max(values))
-        return low if low == high else f"{low} to {high}"
-    return ", ".join(f"{brief(each)} ×{values.count(each)}" for each in dict.fromkeys(values))
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return ", ".join(f"{brief(kind)} ×{values.count(kind)}" for kind in dict.fromkeys(values))
+    low = brief(min(values))
+    high = brief(max(values))
+    return low if low == high else f"{low} to {high}"
