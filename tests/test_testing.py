@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -330,6 +331,212 @@ class SeesIdleRounds(Good):
         return Traits(idle=True)
 
 
+# What a rule may ask beyond plain training.
+
+
+class SendsItsMomentum(Good):
+    """Corrects by a vector, and finds the one that the clients were sent."""
+
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> tuple[Briefs, State]:
+        velocity = memory.state["velocity"].expand(len(briefs), -1)
+        return briefs.pushed(velocity), {"velocity": velocity}
+
+    def traits(self) -> Traits:
+        return Traits(late=True)
+
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        return direction + now.weights.to(direction) @ memory.sent["velocity"]
+
+
+class SendsToOneClient(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Any:
+        return briefs, {"velocity": memory.state["velocity"]}
+
+
+class SendsANumber(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Any:
+        return briefs, {"round": now.number}
+
+
+class SendsThree(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Any:
+        return briefs, {}, {}
+
+
+class CountsOnWhatItSent(SendsItsMomentum):
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        weights = torch.ones(now.size, dtype=direction.dtype)
+        return direction + weights @ memory.sent["velocity"]
+
+
+class CombinesWhatItSentByPosition(SendsItsMomentum):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> tuple[Briefs, State]:
+        return briefs, {"velocity": briefs.ids.to(now.x)[:, None] * torch.ones_like(now.x)}
+
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        return direction + memory.sent["velocity"][0]
+
+
+class CountsOnOneVersion(Good):
+    def traits(self) -> Traits:
+        return Traits(late=True)
+
+    def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
+        return direction - 0.1 * torch.einsum("d,d->d", direction, now.briefs.start)
+
+
+class Personal(Good):
+    """Clients are evaluated with a model that leans towards newcomers."""
+
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        return x + 0.1 * memory.rows["turns"][:, None] * memory.state["velocity"]
+
+
+class PersonalForHalf(Good):
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        return x.expand(len(ids) // 2, -1)
+
+
+class PersonalNowhere(Good):
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        return x / 0
+
+
+class PersonalByPosition(Good):
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        return x + torch.arange(float(len(ids)))[:, None].to(x)
+
+
+class PersonalChangesTheRun(Good):
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        memory.state["velocity"].add_(1)
+        return x
+
+
+class Rebases(Good):
+    """What the mean of the products is beyond the product of the means goes into the base."""
+
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        base = base.clone()
+        for pair in now.layout.pairs:
+            products = pair.product(now.trained())
+            mean = torch.tensordot(now.weights.to(products), products, 1)
+            pair.base.view(base).add_(mean - pair.product(now.moved))
+        return base
+
+
+class RebasesInPlace(Good):
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        return base.add_(1)
+
+
+class RebasesLess(Good):
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        return base[:2]
+
+
+class RebasesNowhere(Good):
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        return base / 0
+
+
+class RebasesByPosition(Good):
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        return base + now.reports.loss[0].float()
+
+
+class RebasesFromAGlobal(Good):
+    """Adds what it has kept in a module, from a round on in which a resumed run lacks it."""
+
+    def server(self, now: Round) -> State:
+        HIDDEN.clear()
+        return super().server(now)
+
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        HIDDEN.setdefault(now.number, now.x.clone())
+        return base + 0.01 * (0 in HIDDEN)
+
+
+class Measures(Good):
+    """Measures everyone before it chooses; in a round in which nobody answers, as planned."""
+
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        if now.measured is None:
+            return replace(
+                plan, first=np.arange(now.population), measure=frozenset({"score_before"})
+            )
+        order = torch.argsort(now.measured.score_before, descending=True, stable=True)
+        chosen = now.measured.ids[order[: plan.size]].numpy()
+        return replace(plan, ids=chosen) if len(chosen) else plan
+
+
+class MeasuresForEver(Good):
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, first=np.arange(3), measure=frozenset({"score_before"}))
+
+
+class MeasuresStrangers(Good):
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, first=np.array([0, now.population]))
+
+
+class MeasuresBeauty(Good):
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        if now.measured is not None:
+            return plan
+        return replace(plan, first=np.arange(2), measure=frozenset({"beauty"}))
+
+
+class Waits(Good):
+    """Words about waiting, which mean nothing in the check."""
+
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, concurrency=9, late="keep", max_age=3)
+
+
+class Ditto(Good):
+    """Clients keep a second model."""
+
+    def traits(self) -> Traits:
+        return Traits(keeps=frozenset({"second"}))
+
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, second_lr=0.1, second_pull=0.5, second_when="batch")
+
+
+class KeepsInSecret(Ditto):
+    def traits(self) -> Traits:
+        return Traits()
+
+
+class KeepsWhatIsNotKept(Ditto):
+    def traits(self) -> Traits:
+        return Traits(keeps=frozenset({"second", "diary"}))
+
+
+class Places(Good):
+    """Clients start beside the model."""
+
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, offset=torch.full_like(now.x, 0.01))
+
+
+class PlacesTwice(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        beside = torch.full_like(now.x, 0.01)
+        return replace(briefs, start=now.x + beside, offset=beside)
+
+
+class HoldsEverythingStill(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, still=frozenset(range(len(now.layout.names))))
+
+
+class OffersOneVector(Good):
+    def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+        return replace(briefs, candidates=now.x)
+
+
 class UsesEveryHook(Good):
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         return replace(reports, delta=reports.delta.clamp(-1, 1))
@@ -346,14 +553,117 @@ def test_a_users_own_rule_passes() -> None:
     check_rule(Good(beta=0.9))
 
 
-@pytest.mark.parametrize("rule", [SeesIdleRounds(), UsesEveryHook()])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SeesIdleRounds(),
+        UsesEveryHook(),
+        SendsItsMomentum(),
+        Personal(),
+        Measures(),
+        Waits(),
+        Places(),
+    ],
+)
 def test_so_do_rules_of_the_other_hooks(rule: Rule) -> None:
     check_rule(rule, engines={"loop": Loop})
+
+
+@pytest.mark.parametrize("rule", [Rebases(), Ditto()])
+def test_a_base_and_what_clients_keep_are_the_same_on_every_engine(rule: Rule) -> None:
+    check_rule(rule)
+
+
+def test_an_engine_that_ignores_the_base_is_told_apart() -> None:
+    class Ignores(Loop):
+        def train(self, briefs: Briefs) -> Reports:
+            return super().train(replace(briefs, base=None))
+
+    with pytest.raises(AssertionError, match="a different model on engine 'other' than on 'loop'"):
+        check_rule(Rebases(), engines={"other": Ignores})
+
+
+def test_an_engine_that_forgets_what_clients_keep_is_told_apart() -> None:
+    class Follows(Ditto):
+        def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
+            return replace(super().brief(briefs, memory, now), second_draw=0.5)
+
+    class Forgets(Loop):
+        def train(self, briefs: Briefs) -> Reports:
+            return replace(super().train(briefs), second=None)
+
+    with pytest.raises(AssertionError, match="a different model on engine 'other' than on 'loop'"):
+        check_rule(Follows(), engines={"other": Forgets})
 
 
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
+        (
+            SendsToOneClient(),
+            "in brief sends torch.float32 of shape [53] along as 'velocity' where 4 rows are expected",
+        ),
+        (SendsANumber(), "in brief returns a state that is not a dictionary of tensors"),
+        (SendsThree(), "in brief does not return Briefs, or Briefs and rows to remember"),
+        (CountsOnWhatItSent(), "fails in combine when only 3 of 4 clients report, RuntimeError ("),
+        (CombinesWhatItSentByPosition(), "in combine depends on the order of the clients"),
+        (
+            CountsOnOneVersion(),
+            "fails when orders of several versions land together, RuntimeError (",
+        ),
+        (
+            PersonalForHalf(),
+            "in personal returns torch.float32 of shape [3, 53] where torch.float32 of shape [53] or one",
+        ),
+        (PersonalNowhere(), "in personal returns a vector that is not finite"),
+        (PersonalByPosition(), "in personal depends on the order of the clients"),
+        (
+            PersonalChangesTheRun(),
+            "in personal changes its arguments in place; return new tensors instead",
+        ),
+        (
+            RebasesInPlace(),
+            "in rebase changes its arguments in place; return new tensors instead",
+        ),
+        (
+            RebasesLess(),
+            "in rebase returns torch.float32 of shape [2] where the base is torch.float32 of shape [30]",
+        ),
+        (RebasesNowhere(), "in rebase returns a base that is not finite"),
+        (RebasesByPosition(), "in rebase depends on the order of the clients"),
+        (
+            RebasesFromAGlobal(),
+            "when the run is resumed from a checkpoint; it keeps something outside its state",
+        ),
+        (
+            MeasuresForEver(),
+            "in select asks for clients to be measured who have answered already; look at now.measured",
+        ),
+        (MeasuresStrangers(), "in select asks to measure the clients [0, 7], and there are 7"),
+        (
+            MeasuresBeauty(),
+            "in select asks clients to measure ['beauty']; they can measure accuracy_",
+        ),
+        (
+            KeepsInSecret(),
+            "in brief asks clients to keep second; declare it by the trait keeps",
+        ),
+        (
+            KeepsWhatIsNotKept(),
+            "has the trait keeps with diary, which no field of the list is; clients can keep mix, owed",
+        ),
+        (
+            PlacesTwice(),
+            "in brief writes start and offset; write one of them, and the core works out the other",
+        ),
+        (
+            HoldsEverythingStill(),
+            "in brief keeps the tensors [0, 1, 2, 3] still; some of [0, 1, 2, 3] must move",
+        ),
+        (
+            OffersOneVector(),
+            "in brief gives torch.float32 of shape [53] as candidates, not several models [k, d]",
+        ),
         (ChangesItsState(), "in step changes its arguments in place; return new tensors instead"),
         (
             ChangesTheReports(),

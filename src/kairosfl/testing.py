@@ -24,9 +24,18 @@ from torch import Tensor, nn
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
-from kairosfl.core.round import drive, recorded, result, rounds, verdicts
-from kairosfl.core.rule import Algorithm, Rule, about
-from kairosfl.core.run import Run, Setup
+from kairosfl.core.round import (
+    brief,
+    conclude,
+    drive,
+    personal,
+    recorded,
+    result,
+    rounds,
+    verdicts,
+)
+from kairosfl.core.rule import Algorithm, Rule, about, acts
+from kairosfl.core.run import ENTRIES, Run, Setup, changed, upcoming
 from kairosfl.core.spec import parse
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
@@ -38,7 +47,7 @@ from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
-from kairosfl.watched import COHORT, Watched, cause, require, sentence, still
+from kairosfl.watched import COHORT, Watched, WatchedBase, cause, require, sentence, still
 
 SIZES = (3, 9, 5, 12, 4, 7, 8)
 RECIPE = Recipe(
@@ -61,17 +70,22 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     changes none of its arguments, returns the same for the same arguments, does not depend on the
     order of the clients, and returns finite tensors of the right shape and type), its state
     (tensors that survive a checkpoint; rows of reporters alone), rounds in which some or all
-    clients fail, and that a resumed run is the same to the bit on every engine.
+    clients fail, answers to older rounds' orders where it has the trait `late`, what its clients
+    keep, and that a resumed run is the same to the bit on every engine.
 
     Args:
         rule: The rule, with the options to check.
         engines: The engines on which it must train the same model, by name.
     """
     _check_form(rule)
-    pristine, job = copy.deepcopy(rule), _task(torch.float32)
-    watched, once = Watched(rule=rule), Once(Loop(job))
+    _check_keeps(rule)
+    moves_base = acts(rule, "rebase")
+    pristine, job = copy.deepcopy(rule), _task(torch.float32, frozen=moves_base)
+    watched = WatchedBase(rule=rule) if moves_base else Watched(rule=rule)
+    once = Once(Loop(job))
     _last(_course(watched, job, Losing(once)))
     watched.replay()
+    _check_late(rule, job)
     straight, shuffled = (
         _last(_course(rule, job, Losing(once, shuffle))) for shuffle in (False, True)
     )
@@ -88,7 +102,7 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
         rule,
         "behaves differently when the run has more rounds in total; declare it by the trait horizon",
     )
-    job = _task(torch.float64)
+    job = _task(torch.float64, frozen=moves_base)
     reference = _last(_course(rule, job, Losing(Loop(job)))).x
     for name, make in engines.items():
         _check_engine(rule, pristine, name, make, job, reference)
@@ -117,8 +131,9 @@ def _check_engine(
         blank = Run.start(job.start(), _setup(pristine, job), seed=0)
         loaded, _ = checkpoints.load(blank)
     resumed = _last(_course(copy.deepcopy(pristine), job, Losing(make(job)), loaded))
+    moved = [run.base, resumed.base]
     require(
-        torch.equal(run.x, resumed.x),
+        torch.equal(run.x, resumed.x) and still(moved[0]) == still(moved[1]),
         rule,
         f"gives a different model on engine {name!r} when the run is resumed from a checkpoint; it keeps something "
         "outside its state",
@@ -141,9 +156,11 @@ HOOKS = (
         "combine",
         "observe",
         "step",
+        "rebase",
         "result",
+        "personal",
     ),
-    *("record", "verdict", "reads", "reads_rounds", "largest_cohort", "conflicts_with"),
+    *("record", "verdict", "traits", "reads", "reads_rounds", "largest_cohort", "conflicts_with"),
 )
 
 
@@ -183,6 +200,48 @@ def _check_form(rule: Rule) -> None:
         rule,
         f"prints as {text!r} and reads back as another rule; keep to numbers and words",
     )
+
+
+def _check_keeps(rule: Rule) -> None:
+    """What its clients keep are fields that the list marks as kept."""
+    kept = {name for name, entry in ENTRIES.items() if entry.kept}
+    unknown = sorted(about(rule).keeps - kept)
+    listed = ", ".join(sorted(kept))
+    require(
+        not unknown,
+        rule,
+        f"has the trait keeps with {', '.join(unknown)}, which no field of the list is; clients can keep {listed}",
+    )
+
+
+def _check_late(rule: Rule, job: Task) -> None:
+    """One that is right for answers to older orders takes cohorts of several versions."""
+    if not about(rule).late or acts(rule, "rebase"):
+        return
+    setup, engine = _setup(rule, job), Loop(job)
+    run = Run.start(job.start(), setup, seed=0)
+    waiting: dict[int, tuple[Briefs, Any]] = {}
+    try:
+        for landing in ((0, 1), (2, 3), (0, 2), (1, 3)):
+            now = changed(upcoming(run, setup), size=len(landing))
+            for client in {*range(COHORT)} - waiting.keys():
+                waiting[client] = brief(run, setup, now, torch.tensor([client]))
+            orders = [waiting.pop(client) for client in landing]
+            briefs = Briefs.join([order for order, _ in orders])
+            run = conclude(run, setup, now, briefs, engine.train(briefs), _sent_along(orders))
+    except AssertionError:
+        raise
+    except Exception as error:
+        fault = f"fails when orders of several versions land together, {cause(error)}"
+        raise AssertionError(sentence(rule, fault)) from error
+
+
+def _sent_along(orders: list[tuple[Briefs, Any]]) -> dict[int, dict[str, Tensor]]:
+    """What `brief` returned to remember, of several orders in the order of their clients."""
+    return {
+        number: {name: torch.cat([sent[number][name] for _, sent in orders]) for name in rows}
+        for number, rows in orders[0][1].items()
+    }
 
 
 def _importable(cls: type) -> bool:
@@ -237,7 +296,15 @@ class Losing:
 
 
 def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
-    return Setup(Algorithm((rule,)), recipe, len(SIZES), job.layout, (FGN(),))
+    return Setup(
+        Algorithm((rule,)),
+        recipe,
+        len(SIZES),
+        job.layout,
+        (FGN(),),
+        sizes=np.array(SIZES),
+        waits={},
+    )
 
 
 def _course(
@@ -258,6 +325,7 @@ def _course(
             raise AssertionError(sentence(rule, fault)) from error
         outcome = result(run, setup)
         recorded(run, setup)
+        personal(run, setup, torch.arange(len(SIZES)))
         require(
             bool(torch.isfinite(outcome).all()),
             rule,
@@ -275,18 +343,35 @@ def _last(course: Iterator[Run]) -> Run:
     return run
 
 
-def _task(dtype: torch.dtype) -> Task:
-    """Seven unequal clients of three classes, and a network with features."""
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank pair beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.5, 0.5, 30).view(5, 6), requires_grad=False)
+        self.a = nn.Parameter(torch.empty(2, 6))
+        self.b = nn.Parameter(torch.empty(5, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = inputs @ (self.weight + self.b @ self.a).T
+        return outputs
+
+
+def _task(dtype: torch.dtype, *, frozen: bool = False) -> Task:
+    """Seven unequal clients of three classes, and a network with features; where something is to be
+    frozen, one with a low-rank pair.
+    """
     rng = np.random.Generator(np.random.Philox(key=0))
     n = sum(SIZES)
     targets = torch.from_numpy(rng.integers(0, 3, n))
     inputs = torch.from_numpy(rng.standard_normal((n, 6))).to(dtype)
     inputs[torch.arange(n), targets] += 2
     samples = Samples(inputs, targets)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
-    start = torch.from_numpy(
-        rng.standard_normal(sum(p.numel() for p in model.parameters())) / 2
-    ).to(dtype)
-    nn.utils.vector_to_parameters(start, model.parameters())
+    first = Adapted() if frozen else nn.Linear(6, 5)
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    start = torch.from_numpy(rng.standard_normal(sum(p.numel() for p in trained)) / 2).to(dtype)
+    nn.utils.vector_to_parameters(start, trained)
     clients = Population.from_lists(np.split(np.arange(n), np.cumsum(SIZES)[:-1]))
-    return Task(model, DataSet("check", samples, samples, classes=3), clients)
+    pairs = [("0.a", "0.b", "0.weight", 1.0)] if frozen else []
+    return Task(model, DataSet("check", samples, samples, classes=3), clients, pairs=pairs)

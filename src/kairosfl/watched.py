@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kairosfl.core.fields import Briefs, Reports, fields
+from kairosfl.core.fields import MEASURES, Briefs, Field, Reports, fields
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule, State, about
 from kairosfl.core.run import Round
 from kairosfl.core.table import Table
@@ -72,34 +72,107 @@ class Watched(Rule):
             "select",
             f"asks for {asked} clients, but largest_cohort() returns {most}; override it",
         )
+        if chosen.first is not None:
+            self._check_first(chosen, now)
         return chosen
+
+    def _check_first(self, plan: Plan, now: Round) -> None:
+        """Clients that are measured before the round is planned: asked once, for what there is."""
+        again = "asks for clients to be measured who have answered already; look at now.measured"
+        self.require(now.measured is None, "select", again)
+        ids = np.asarray(plan.first)
+        known = ids.size == 0 or (ids.min() >= 0 and ids.max() < now.population)
+        there = f"asks to measure the clients {ids.tolist()}, and there are {now.population}"
+        self.require(bool(known), "select", there)
+        unknown = sorted(plan.measure - MEASURES)
+        listed = ", ".join(sorted(MEASURES))
+        self.require(
+            not unknown, "select", f"asks clients to measure {unknown}; they can measure {listed}"
+        )
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs | tuple[Briefs, State]:
         answer: Any = self._call("brief", briefs, memory, now)
-        told, sent = answer if isinstance(answer, tuple) else (answer, {})
+        told = answer
+        if isinstance(answer, tuple):
+            fits = len(answer) == 2
+            self.require(fits, "brief", "does not return Briefs, or Briefs and rows to remember")
+            told, sent = answer
+            self._check_sent(sent, len(briefs))
         self.require(isinstance(told, Briefs), "brief", "does not return Briefs")
-        for name, rows in sent.items():
-            fits = isinstance(rows, Tensor) and rows.ndim > 0 and len(rows) == len(briefs)
-            self.require(fits, "brief", f"returns {name!r} without a row for each client")
         self.require(
             torch.equal(told.ids, briefs.ids), "brief", "changes who is asked; that is for select"
         )
         for entry in fields(Briefs):
-            value, m = getattr(told, entry.name), len(briefs)
-            if entry.writers == "core":
-                kept = value is getattr(briefs, entry.name)
-                self.require(kept, "brief", f"changes {entry.name}, which only the core may")
-            elif entry.shape == "vector" and value is not None:
-                fits = (
-                    value.shape in (now.x.shape, (m, *now.x.shape)) and value.dtype == now.x.dtype
-                )
-                self.require(
-                    fits, "brief", f"gives a {entry.name} whose shape or type differs from x"
-                )
-            elif entry.shape == "each" and value is not None:
-                fits = isinstance(value, Tensor) and value.shape == (m,)
-                self.require(fits, "brief", f"gives {_shape(value)} as {entry.name} of {m} clients")
+            self._check_told(entry, briefs, told, now)
+        self._check_start(briefs, told)
+        self._check_keeps(told)
         return answer  # type: ignore[no-any-return]
+
+    def _check_sent(self, sent: Any, m: int) -> None:
+        """Rows to find again in `memory.sent`."""
+        self._check_state("brief", sent)
+        for name, value in sent.items():
+            due = value.ndim > 0 and len(value) == m
+            self.require(
+                due, "brief", f"sends {_shape(value)} along as {name!r} where {m} rows are expected"
+            )
+
+    def _check_told(self, entry: Field, briefs: Briefs, told: Briefs, now: Round) -> None:
+        """One field of the briefs."""
+        value, m = getattr(told, entry.name), len(briefs)
+        if entry.writers == "core":
+            kept = value is getattr(briefs, entry.name)
+            self.require(kept, "brief", f"changes {entry.name}, which only the core may")
+        elif value is None:
+            return
+        elif entry.shape == "vector":
+            fits = value.shape in (now.x.shape, (m, *now.x.shape)) and value.dtype == now.x.dtype
+            self.require(fits, "brief", f"gives a {entry.name} whose shape or type differs from x")
+        elif entry.shape == "set":
+            fits = value.ndim == 2 and value.shape[1:] == now.x.shape and len(value) > 0
+            self.require(
+                fits, "brief", f"gives {_shape(value)} as {entry.name}, not several models [k, d]"
+            )
+        elif entry.shape == "each":
+            fits = isinstance(value, Tensor) and value.shape == (m,)
+            self.require(fits, "brief", f"gives {_shape(value)} as {entry.name} of {m} clients")
+        elif entry.name == "still":
+            numbers = range(len(now.layout.names))
+            fits = value <= set(numbers) and len(value) < len(numbers)
+            self.require(
+                fits,
+                "brief",
+                f"keeps the tensors {sorted(value)} still; some of {list(numbers)} must move",
+            )
+
+    def _check_start(self, briefs: Briefs, told: Briefs) -> None:
+        """Where clients start is written once; the core works out the rest."""
+        places = [
+            name for name in ("start", "offset") if getattr(told, name) is not getattr(briefs, name)
+        ]
+        self.require(
+            len(places) < 2,
+            "brief",
+            "writes start and offset; write one of them, and the core works out the other",
+        )
+
+    def _check_keeps(self, told: Briefs) -> None:
+        """What clients are told to keep is what the trait `keeps` says."""
+        used = set()
+        if told.second_lr is not None:
+            used.add("second")
+        if told.mixed:
+            used.add("mix")
+        missing = sorted(used - self._keeps)
+        self.require(
+            not missing,
+            "brief",
+            f"asks clients to keep {' and '.join(missing)}; declare it by the trait keeps",
+        )
+
+    @property
+    def _keeps(self) -> frozenset[str]:
+        return about(self.rule).keeps
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         found: Reports = self._call("receive", reports, memory, now)
@@ -195,6 +268,28 @@ class Watched(Rule):
         self._check_direction("result", found, x)
         return found
 
+    def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
+        vectors: Tensor = self._call("personal", x, ids, memory, now)
+        shapes = (now.x.shape, (len(ids), *now.x.shape))
+        fits = isinstance(vectors, Tensor) and vectors.shape in shapes and vectors.dtype == x.dtype
+        self.require(
+            fits,
+            "personal",
+            f"returns {_shape(vectors)} where {_shape(x)} or one of them for each of {len(ids)} "
+            "clients is expected",
+        )
+        finite = bool(torch.isfinite(vectors).all())
+        self.require(finite, "personal", "returns a vector that is not finite")
+        every = vectors.expand(len(ids), -1)
+        for order, swapped in self._orders(len(ids)):
+            rows = {name: entry[order] for name, entry in memory.rows.items()}
+            asked_again = self.rule.personal(
+                x if x.ndim == 1 else x[order], ids[order], memory.replace(rows=rows), now
+            )
+            same = _close(asked_again.expand(len(ids), -1), every[order])
+            self.require(same, "personal", swapped)
+        return vectors
+
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
         found: dict[str, float] = self._call("record", memory, now)
         fits = all(isinstance(k, str) and isinstance(v, int | float) for k, v in found.items())
@@ -256,7 +351,10 @@ class Watched(Rule):
             changes["weights"] = now.weights[order]
         if isinstance(now.factors, Tensor):
             changes["factors"] = now.factors[order]
-        return memory.replace(rows=rows), replace(now, algorithm=Algorithm((self.rule,)), **changes)
+        sent = {name: entry[order] for name, entry in memory.sent.items()}
+        return replace(memory, rows=rows, sent=sent), replace(
+            now, algorithm=Algorithm((self.rule,)), **changes
+        )
 
     def _orders(self, m: int) -> Iterator[tuple[Tensor, str]]:
         for shift in {1, m - 1} if m > 1 else ():
@@ -279,6 +377,23 @@ class Watched(Rule):
 
     def require(self, holds: bool, hook: str, fault: str) -> None:
         require(holds, self.rule, f"in {hook} {fault}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WatchedBase(Watched):
+    """A rule that moves the frozen weights, as well."""
+
+    def rebase(self, base: Tensor, memory: Memory, now: Round) -> Tensor:
+        moved: Tensor = self._call("rebase", base, memory, now)
+        fits = isinstance(moved, Tensor) and moved.shape == base.shape and moved.dtype == base.dtype
+        self.require(fits, "rebase", f"returns {_shape(moved)} where the base is {_shape(base)}")
+        finite = bool(torch.isfinite(moved).all())
+        self.require(finite, "rebase", "returns a base that is not finite")
+        for order, swapped in self._orders(len(now.reports)):
+            asked_again = self.rule.rebase(base, *self._rearranged(memory, now, order))
+            size = float(now.moved.abs().max())  # a base may be a small difference of large numbers
+            self.require(_close(asked_again, moved, size), "rebase", swapped)
+        return moved
 
 
 def still(value: Any) -> Any:
@@ -309,10 +424,10 @@ def still(value: Any) -> Any:
     return repr(value)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor, size: float = 0.0) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return one.shape == other.shape and torch.equal(one, other)
-    scale = float(other.abs().nan_to_num().max()) if other.numel() else 0.0
+    scale = max(size, float(other.abs().nan_to_num().max()) if other.numel() else 0.0)
     return torch.allclose(one, other, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
 
 

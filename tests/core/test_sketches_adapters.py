@@ -106,10 +106,8 @@ class FLoRA(Rule):
     with a new a, and b = 0.
     """
 
-    ranks: tuple[int, ...] = (1, 2, 3)
-
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        return replace(briefs, rank=torch.tensor(self.ranks)[briefs.ids])
+        return replace(briefs, rank=1 + briefs.ids % 3)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         fresh = now.x.clone()

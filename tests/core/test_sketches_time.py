@@ -89,8 +89,8 @@ class FedAsync(Rule):
         return replace(briefs, pull=briefs.pull + self.rho)
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
-        share = self.alpha * (1.0 + float(now.age[0])) ** -self.power
-        return share * (now.trained()[0] - now.x)
+        shares = now.weights * self.alpha * (1.0 + now.age) ** -self.power
+        return shares.to(now.x) @ (now.trained() - now.x)
 
 
 @engines

@@ -246,7 +246,7 @@ class Trainer:
         """Move the frozen weights, which both copies of the model share, to where rules have moved
         them.
         """
-        if base is None or base is self.base:
+        if base is self.base:
             return
         frozen = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         if self.base is None:  # the task's own tensors stay as they are
@@ -257,8 +257,9 @@ class Trainer:
             for name, tensor in self.unmoved.items():
                 frozen[name].data = others[name].data = tensor.clone()
         for entry in self.layout.base:
-            unmoved = self.unmoved[entry.name]
-            moved = unmoved.float() + entry.view(base.to(self.device))
+            moved = self.unmoved[entry.name]
+            if base is not None:
+                moved = moved.float() + entry.view(base.to(self.device))
             frozen[entry.name].data.copy_(moved)
         self.base = base
 

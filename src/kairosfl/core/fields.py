@@ -46,6 +46,9 @@ BEFORE, AFTER = (
     (SCORE_BEFORE, ACCURACY_BEFORE),
     (SCORE_AFTER, ACCURACY_AFTER),
 )  # measured on all local data
+MEASURES = frozenset(
+    (*(name for pair in (BEFORE, AFTER) for name in pair), FISHER, FISHER_SAMPLED, SQUARED_LOSS)
+)
 LARGEST = float(np.finfo(np.float64).max)
 NUMBER = (int, float)
 TRAINED = ("steps", "epochs", "loss", "grad_sq")  # what a report says about training
@@ -519,7 +522,11 @@ class Briefs(Cohort):
         int, "in which round the client's last report that counted was ordered; -1: none did", None
     )
     coded: Tensor | None = each(
-        int, "bytes of the vectors, where they are sent in another form", None, local=True
+        int,
+        "bytes of the vectors, where they are sent in another form",
+        None,
+        writers="one",
+        local=True,
     )
     measure: frozenset[str] = shared(
         frozenset,
