@@ -347,6 +347,8 @@ class Watched(Rule):
             "briefs": now.briefs.take(order),
             "reports": now.reports.take(order),
         }
+        if isinstance(now.took, Tensor):
+            changes["took"] = now.took[order]
         if isinstance(now.weights, Tensor):
             changes["weights"] = now.weights[order]
         if isinstance(now.factors, Tensor):
