@@ -172,7 +172,7 @@ class Watched(Rule):
 
     @property
     def _keeps(self) -> frozenset[str]:
-        return about(self.rule).keeps
+        return frozenset(about(self.rule).keeps)
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         found: Reports = self._call("receive", reports, memory, now)
