@@ -4,8 +4,10 @@ asked.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -319,6 +321,19 @@ def test_what_clients_are_told_of_their_own_part_is_not_overwritten() -> None:
     reports = Batched(task).train(make_briefs(task, own=own, own_epochs=PHASES))
     assert torch.equal(own, before)
     assert not torch.equal(reports.own, own)
+
+
+def test_nothing_of_a_cohort_with_two_phases_stays() -> None:
+    task, own = owning(named("mlp"), "classifier.*")
+    engine = Batched(task)
+    ticket = engine.submit(task, make_briefs(task, own=own, own_epochs=PHASES))
+    assert engine.collect() is ticket
+    held = [ref(ticket), ref(ticket.first)]
+    gc.disable()
+    del ticket
+    engine.train(make_briefs(task, own=own))  # takes the slots of the clients before
+    assert [each() for each in held] == [None, None]
+    gc.enable()
 
 
 def test_when_steps_fail_own_parts_train_one_after_another(

@@ -94,6 +94,7 @@ class Batched(Evaluator):
         self._alike = {task}
         self._steps: Steps | None = None
         self._slots: Slots | None = None
+        self._asked = 0  # slots that were asked for when they were last made
         self._waiting: deque[Job] = deque()
         self._done: deque[Ticket] = deque()
         self._work: Work | None = None
@@ -118,7 +119,8 @@ class Batched(Evaluator):
         except Unstackable as reason:
             self.why = self._alone(str(reason))
         else:
-            stacked.frame.dot, stacked.frame.choices = self.precision.dot, self.choices
+            stacked.frame.dot = self.precision.dot
+            stacked.frame.choices = self.choices
             stacked.frame.measures = not deterministic and self.device.type == "cuda"
             self._work = Work(stacked, task, self.trainer.data, compute)
             self._schedules = Schedules(self.device, stacked.drops)
@@ -277,6 +279,8 @@ class Batched(Evaluator):
                 ticket.answer = measured_only(self._work, self.trainer, briefs, samples)
         else:
             ticket.prepare(self._schedules(Draw.of(task, briefs)), self.device)
+            first = ticket.opening(self._schedules, self.device)
+            # From here on the engine's stream sees what was uploaded for both.
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self.device))
             if briefs.measure:
@@ -284,7 +288,7 @@ class Batched(Evaluator):
                     samples = [job.mine for job in ticket.jobs]
                     ticket.before = measure(self._work, self.trainer, briefs, samples)
                     ticket.make_room_for_scores(self.device)
-            self._enqueue(ticket.opening(self._schedules, self.device))
+            self._enqueue(first)
         if not ticket.jobs:
             self._done.append(ticket)
         return ticket

@@ -54,6 +54,7 @@ class Ticket:
     order: Tensor = field(init=False)  # [m, longest]: samples of all epochs, one by one
     own: Tensor | None = None  # [m, e]: the clients' own parts as they begin
     own_ends: Tensor | None = None  # [m, e]: and as they end
+    first: Ticket | None = None  # which came before it, only with their own parts
     then: Ticket | None = None  # what follows for these clients: this only trains their own parts
     rows: list[int] = field(default_factory=list)  # which of its clients they are
     before: Measured | None = None  # what was measured before training, if requested
@@ -157,11 +158,15 @@ class Ticket:
 
     def hand_over(self) -> Ticket:
         """The cohort that follows, which begins with the own parts that this one ended with."""
-        assert self.then is not None
-        assert self.then.own is not None
+        following = self.then
+        self.then = None
+        assert following is not None
+        assert following.own is not None
         assert self.own_ends is not None
-        self.then.own[upload(self.rows, self.then.own.device)] = self.own_ends
-        return self.then
+        following.own[upload(self.rows, following.own.device)] = self.own_ends
+        # The device has not done this yet: what it reads stays until that cohort is collected.
+        following.first = self
+        return following
 
     def make_room_for_scores(self, device: torch.device) -> None:
         """For what its clients measure after training."""
