@@ -153,6 +153,7 @@ def reference(folder: Path, run: Path, out: Path) -> Folder:
         server.model,
         replace(server.dataset, train=train),
         Population(np.arange(len(train)), offsets),
+        own=server.own,
     )
     config, _ = deploy.load(run)
     result = Folder(out)
