@@ -54,10 +54,12 @@ class Trust:
             raise UserError(
                 "deploy.min_loss = nan must be a number; use -inf for a loss that may be negative."
             )
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.samples):
-            raise UserError(
-                f"deploy.samples = {list(self.samples)} must be numbers of samples, each 1 or more."
-            )
+        for number in self.samples:
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise UserError(
+                    f"deploy.samples = {list(self.samples)} must be numbers of samples, "
+                    "each 1 or more."
+                )
         for name in ("max_norm", "clip_norm", "max_samples", "max_loss"):
             if not getattr(self, name) > 0:
                 raise UserError(f"deploy.{name} = {getattr(self, name)} must be above 0.")
@@ -86,7 +88,10 @@ def check(report: Report, round: int, brief: Brief, trust: Trust) -> Report | st
 
 def _norm(delta: Tensor) -> float:
     """In double precision, which does not overflow, and chunk by chunk, to save memory."""
-    return math.sqrt(sum(float(part.double().square().sum()) for part in delta.split(PART)))
+    squares = 0.0
+    for part in delta.split(PART):
+        squares += float(part.double().square().sum())
+    return math.sqrt(squares)
 
 
 def _addressed(report: Report, round: int, brief: Brief) -> str | None:

@@ -20,10 +20,12 @@ def task_hash(task: Task) -> str:
     """A digest of what a vector means: layers, trained tensors, loss and kind of data; not of
     weights or samples.
     """
-    tensors = [
-        (name, list(each.shape), str(each.dtype)) for name, each in trained(task.model).items()
-    ]
-    layers = [(name, type(each).__name__) for name, each in task.model.named_modules()]
+    tensors = []
+    for name, tensor in trained(task.model).items():
+        tensors.append((name, list(tensor.shape), str(tensor.dtype)))
+    layers = []
+    for name, module in task.model.named_modules():
+        layers.append((name, type(module).__name__))
     loss = getattr(task.loss, "__qualname__", type(task.loss).__name__)
     parts: list[Any] = [layers, tensors, loss, task.dataset.kind]
     if task.own:

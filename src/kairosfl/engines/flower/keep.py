@@ -108,10 +108,10 @@ class Store:
 
     def write(self, visit: Visit) -> None:
         """Replace the file; when this returns, the new one is on the disk."""
-        tensors = {BEFORE + name: tensor for name, tensor in visit.before.items()}
-        tensors |= {AFTER + name: tensor for name, tensor in visit.after.items()}
-        tensors[DELTA] = visit.report.delta
-        tensors = {name: _apart(tensor) for name, tensor in tensors.items()}
+        tensors = {DELTA: _apart(visit.report.delta)}
+        for prefix, kept in ((BEFORE, visit.before), (AFTER, visit.after)):
+            for name, tensor in kept.items():
+                tensors[prefix + name] = _apart(tensor)
         answers = {entry.row: getattr(visit.report, entry.row) for entry in ANSWERED}
         about = {
             **self.marks,
@@ -237,8 +237,11 @@ def _moved(report: Report) -> dict[str, Tensor]:
 
 def _named(prefix: str, tensors: Kept) -> dict[str, Tensor]:
     """The tensors whose names begin so, without that beginning."""
-    chosen = [name for name in tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensors[name] for name in chosen}
+    named = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            named[name.removeprefix(prefix)] = tensor
+    return named
 
 
 def _apart(tensor: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ KINDS = {
     7: "it rejected the app",
     8: "its process died",
 }
+MOST_LETTERS = 200  # of a line of the log
 DROPPED = (KINDS[3], KINDS[4])  # what Flower also reports for a message whose time is up
 
 
@@ -57,8 +58,12 @@ def explain(error: Error) -> str:
 
 def clean(text: str) -> str:
     """Text from a client as one short line, so that it cannot forge a line of the log."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return line if len(line) <= 200 else line[:199] + "…"
+    line = ""
+    for letter in text[:MOST_LETTERS]:
+        line += letter if letter.isprintable() else " "
+    if len(text) > MOST_LETTERS:
+        line = line[:-1] + "…"
+    return line
 
 
 T = TypeVar("T")

@@ -94,26 +94,33 @@ class Roster:
     def forget(self, nodes: Iterable[int]) -> list[str]:
         """These nodes are offline; their clients stay bound to their keys."""
         gone = set(nodes)
-        lost = sorted(client for client, node in self.nodes.items() if node in gone)
-        self.nodes = {client: node for client, node in self.nodes.items() if node not in gone}
-        return [f"client {client} no longer has a node" for client in lost]
+        still_served: dict[int, int] = {}
+        lines = []
+        for client, node in sorted(self.nodes.items()):
+            if node in gone:
+                lines.append(f"client {client} no longer has a node")
+            else:
+                still_served[client] = node
+        self.nodes = still_served
+        return lines
 
 
 def read(path: Path) -> dict[int, str]:
     """The bindings of clients to keys that were saved, or that an operator wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).items()
-        keys = {int(client): key for client, key in found}
+        keys: dict[int, str] = {}
+        for client, key in json.loads(path.read_text(encoding="utf-8")).items():
+            keys[int(client)] = key
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         # Without it, the ids would be anybody's.
         raise UserError(
             f"{path} cannot be read: {first_line(error)}; restore it from a backup."
         ) from None
-    wrong = next((client for client, key in keys.items() if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise UserError(
-            f"{path}: client {wrong} has the key {keys[wrong]!r}; write the fingerprint as text."
-        )
+    for client, key in keys.items():
+        if not isinstance(key, str):
+            raise UserError(
+                f"{path}: client {client} has the key {key!r}; write the fingerprint as text."
+            )
     return keys
 
 
@@ -147,8 +154,11 @@ class NodeRegistry:
     def pending(self) -> bool:
         """Whether a node that is online may soon say for the first time which clients it serves."""
         now = time.monotonic()
-        keys = [self._online.get(node, b"") for node in list(self._asked.values())]
-        return any(now < self._held.get(key, 0.0) for key in keys)
+        for node in list(self._asked.values()):
+            key = self._online.get(node, b"")
+            if now < self._held.get(key, 0.0):
+                return True
+        return False
 
     def online(self, node: int) -> bool:
         """Whether a node was online at the last poll."""
@@ -197,11 +207,17 @@ class NodeRegistry:
 
     def _give_up(self, nodes: Iterable[int]) -> list[int]:
         """Forget the questions to these nodes; return the nodes that had one."""
-        late = {question: node for question, node in self._asked.items() if node in nodes}
-        self._mailbox.drop(late)
-        for question in late:
+        gone = set(nodes)
+        late: list[int] = []
+        questions: list[str] = []
+        for question, node in self._asked.items():
+            if node in gone:
+                questions.append(question)
+                late.append(node)
+        self._mailbox.drop(questions)
+        for question in questions:
             del self._asked[question]
-        return list(late.values())
+        return late
 
     def _answered(self, node: int | None, reply: Message | str) -> None:
         """A node said which clients it serves, or something else."""
@@ -211,7 +227,9 @@ class NodeRegistry:
         if ids is not None:
             self.assign(node, ids)
             return
-        reason = reply if isinstance(reply, str) else "its answer is not a list of clients"
+        reason = "its answer is not a list of clients"
+        if isinstance(reply, str):
+            reason = reply
         self._log_all([f"node {node} did not say which clients it serves: {reason}"])
 
     def assign(self, node: int, ids: list[int]) -> None:

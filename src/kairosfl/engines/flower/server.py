@@ -12,7 +12,7 @@ import copy
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -163,8 +163,9 @@ class Flower(Evaluator):
                 outcome = self._outcome(reply, letter.node, orders[client], updates[row[client]])
                 updates.release()
                 if isinstance(outcome, str):
-                    overdue = outcome in DROPPED and time.monotonic() >= letter.due
-                    failed[client] = self._late("no answer") if overdue else outcome
+                    if outcome in DROPPED and time.monotonic() >= letter.due:
+                        outcome = self._late("no answer")
+                    failed[client] = outcome
                 else:
                     good[client] = outcome
                     self._checked.add(letter.node)
@@ -218,19 +219,22 @@ class Flower(Evaluator):
     def _push(self, orders: dict[int, Brief]) -> tuple[dict[str, Letter], dict[int, str]]:
         """The messages in flight by their id, and the reason for each client that got none."""
         in_flight: dict[str, Letter] = {}
-        serving = {
-            client: self.roster.nodes[client] for client in orders if client in self.roster.nodes
-        }
-        failed = {client: "no node serves it" for client in orders if client not in serving}
+        failed: dict[int, str] = {}
+        serving: dict[int, int] = {}
+        together = BATCH
+        for client, brief in orders.items():
+            if client not in self.roster.nodes:
+                failed[client] = "no node serves it"
+                continue
+            serving[client] = self.roster.nodes[client]
+            if brief.start.nbytes > SMALL:
+                together = 1  # large ones are sent one by one
         packed: Packed = {}
-        small = all(
-            orders[client].start.nbytes <= SMALL for client in serving
-        )  # large ones are sent one by one
-        for clients in batched(serving, BATCH if small else 1):
+        for clients in batched(serving, together):
             due = time.monotonic() + self.settings.deadline
-            messages = [
-                self._message(orders[client], serving[client], packed) for client in clients
-            ]
+            messages = []
+            for client in clients:
+                messages.append(self._message(orders[client], serving[client], packed))
             for client, sent in zip(clients, push(self.grid, messages), strict=True):
                 if sent:
                     start = orders[client].start
@@ -241,9 +245,13 @@ class Flower(Evaluator):
         return in_flight, failed
 
     def _message(self, brief: Brief, node: int, packed: Packed) -> Message:
-        asked = None if node in self._checked else self._wanted
-        run = "" if brief.counted is None else self._known_mark()
-        record = brief_record(brief, self.settings.packing, packed, asked, run)
+        hashes: Mapping[str, str] = {}
+        if node not in self._checked:
+            hashes = self._wanted
+        run = ""
+        if brief.counted is not None:
+            run = self._known_mark()
+        record = brief_record(brief, self.settings.packing, packed, hashes, run)
         group = str(brief.round + 1)
         return Message(record, node, MessageType.TRAIN, ttl=self.settings.deadline, group_id=group)
 

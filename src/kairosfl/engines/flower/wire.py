@@ -25,6 +25,10 @@ VERSION = 5
 # What a client of this version can do, too. A brief says so if it asks for nothing newer.
 BEFORE_KEPT = 4
 READABLE = (BEFORE_KEPT, VERSION)
+NEWER = (
+    *("max_steps", "still", "own_epochs", "rank", "candidates", "base", "mixed"),
+    *("second_lr", "second_pull", "second_centre", "second_when", "second_inner", "second_draw"),
+)
 RUN = "run"  # the mark of a run in which clients keep something
 NUMBERS, VECTORS = "numbers", "vectors"
 ENROL = (TASK, BASE)
@@ -165,19 +169,17 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
         )
     vectors = _found_among(numbers)
     if VECTORS in record:
-        arrays = record.array_records[VECTORS].items()
-        vectors |= {
-            key: Piece(array.dtype, array.shape, array.data)
-            for key, array in arrays
-            if array.stype == RAW
-        }
+        for key, array in record.array_records[VECTORS].items():
+            if array.stype == RAW:
+                vectors[key] = Piece(array.dtype, array.shape, array.data)
     values: dict[str, Any] = {}
     for entry in TOLD:
         if not entry.number and f"{entry.row}.0" in vectors:
             values[entry.row] = _vector(vectors, entry.row)
+        elif entry.kind is frozenset and entry.row in numbers:
+            values[entry.row] = _set(numbers[entry.row])
         elif entry.number and entry.row in numbers:
-            number = numbers[entry.row]
-            values[entry.row] = _set(number) if entry.kind is frozenset else number
+            values[entry.row] = numbers[entry.row]
     if "candidates" in values:
         values["candidates"] = values["candidates"].view(-1, len(values["start"]))
     return Brief(**values), Packing(numbers["pack_dtype"], numbers["pack_keep"])
@@ -185,15 +187,20 @@ def read_brief(record: RecordDict) -> tuple[Brief, Packing]:
 
 def _newer(brief: Brief) -> bool:
     """Whether an older client would do something else than this brief asks for."""
-    named = [entry.row for entry in TOLD if entry.alone]
-    told = any(getattr(brief, name) is not None for name in named)
-    return told or not brief.epochs or SQUARED_LOSS in brief.measure
+    if not brief.epochs or SQUARED_LOSS in brief.measure:
+        return True
+    return any(getattr(brief, name) is not None for name in NEWER)
 
 
 def _set(text: str) -> frozenset[Any]:
     """Names, or numbers of tensors, that are separated by commas."""
-    parts = [part for part in text.split(",") if part]
-    return frozenset(int(part) if part.isdecimal() else part for part in parts)
+    members: set[Any] = set()
+    for member in filter(None, text.split(",")):
+        if member.isdecimal():
+            members.add(int(member))
+        else:
+            members.add(member)
+    return frozenset(members)
 
 
 def mark_of_run(record: RecordDict) -> str:
@@ -289,19 +296,19 @@ def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
     for key, part in record.items():
         if key == NUMBERS:
             continue
-        found = (
-            [part.get(name) for name in ("dtype", "shape", "data")]
-            if isinstance(part, ConfigRecord)
-            else []
-        )
-        match found:
-            case [str(dtype), list(shape), bytes(data)] if all(
-                type(length) is int for length in shape
-            ):
-                vectors[key] = Piece(dtype, tuple(map(int, shape)), data)
-            case _:
-                raise Malformed(f"its {key} has an unknown format")
+        vectors[key] = _piece(key, part)
     return numbers, vectors
+
+
+def _piece(key: str, part: Any) -> Piece:
+    """A part of a vector, as `piece_record` writes it."""
+    entries: list[Any] = []
+    if isinstance(part, ConfigRecord):
+        entries = list(map(part.get, ("dtype", "shape", "data")))
+    match entries:
+        case [str(dtype), list(shape), bytes(data)] if set(map(type, shape)) <= {int}:
+            return Piece(dtype, tuple(map(int, shape)), data)
+    raise Malformed(f"its {key} has an unknown format")
 
 
 def _small(vectors: Mapping[str, Tensor]) -> bool:
@@ -339,12 +346,18 @@ def _array(piece: Piece) -> Array:
 
 def _update(vectors: Mapping[str, Piece], name: str, dtype: str, out: Tensor) -> None:
     """Read a vector of a report into `out`; its shape is checked before its contents."""
-    shapes = [tuple(array.shape) for key, array in vectors.items() if key.partition(".")[0] == name]
+    shapes = []
+    for key, array in vectors.items():
+        if key.partition(".")[0] == name:
+            shapes.append(tuple(array.shape))
     if not shapes:
         raise Malformed("its report contains no update")
-    if any(len(shape) != 1 for shape in shapes) or sum(shape[0] for shape in shapes) != len(out):
-        seen = shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
-        raise Malformed(f"its update has the shape {seen}, not ({len(out)},)")
+    length = sum(map(math.prod, shapes))
+    if set(map(len, shapes)) != {1} or length != len(out):
+        shape: tuple[int, ...] = (length,)
+        if len(shapes) == 1:
+            shape = shapes[0]
+        raise Malformed(f"its update has the shape {shape}, not ({len(out)},)")
     pieces = _found(vectors, name)
     if pieces[0].dtype != dtype:
         raise Malformed(f"its update is {pieces[0].dtype}, not {dtype}")
@@ -360,10 +373,11 @@ def _pieces(vector: Tensor) -> list[Piece]:
     array = vector.detach().cpu().contiguous().view(-1).numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     step = PIECE // array.itemsize
-    return [
-        Piece(array.dtype.name, piece.shape, piece.data.cast("B"))
-        for piece in (array[i : i + step] for i in range(0, len(array), step))
-    ]
+    pieces = []
+    for begin in range(0, len(array), step):
+        piece = array[begin : begin + step]
+        pieces.append(Piece(array.dtype.name, piece.shape, piece.data.cast("B")))
+    return pieces
 
 
 def _vector(vectors: Mapping[str, Piece], name: str) -> Tensor:
@@ -380,8 +394,9 @@ def _found(vectors: Mapping[str, Piece], name: str) -> list[Piece]:
     pieces: list[Piece] = []
     while f"{name}.{len(pieces)}" in vectors:
         pieces.append(vectors[f"{name}.{len(pieces)}"])
-    dtype = pieces[0].dtype if pieces else "nothing"
-    if dtype not in DTYPES or any(piece.dtype != dtype for piece in pieces):
+    dtypes = [piece.dtype for piece in pieces]
+    dtype = next(iter(dtypes), "nothing")
+    if dtype not in DTYPES or len(set(dtypes)) > 1:
         raise Malformed(f"its {name} has dtype {dtype!r} in an unknown format")
     return pieces
 
@@ -389,8 +404,9 @@ def _found(vectors: Mapping[str, Piece], name: str) -> list[Piece]:
 def _fill(pieces: list[Piece], name: str, out: Tensor) -> None:
     """Copy the pieces into `out`, which may have another dtype."""
     kind = np.dtype(pieces[0].dtype).newbyteorder("<")
-    if any(len(piece.data) != math.prod(piece.shape) * kind.itemsize for piece in pieces):
-        raise Malformed(f"the number of bytes of its {name} does not match its shape")
+    for piece in pieces:
+        if len(piece.data) != math.prod(piece.shape) * kind.itemsize:
+            raise Malformed(f"the number of bytes of its {name} does not match its shape")
     to, begin = out.numpy(), 0
     for piece in pieces:
         part = np.frombuffer(piece.data, kind)
