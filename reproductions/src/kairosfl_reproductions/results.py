@@ -66,11 +66,8 @@ def collect(
     """
     configs = {name: cell.config(changes=changes) for name, cell in item.cells.items()}
     cells = {_key(identity(config)): name for name, config in configs.items()}
-    found = _longest_runs(folders, cells)
-    known = _longest_runs(baselines, cells) | found
-    for (name, seed), (run, rounds) in found.items():
-        baseline, its_rounds = known.get((item.cells[name].baseline or name, seed), (None, rounds))
-        run.baseline = baseline if its_rounds == rounds else None
+    runs = _longest_runs(folders, cells)
+    _give_baselines(runs, _longest_runs(baselines, cells) | runs, item)
     return {
         "item": item.key,
         "title": item.title,
@@ -80,24 +77,43 @@ def collect(
         "measures": list(item.measures),
         "sources": dict(item.sources),
         "hardware": item.hardware,
-        "cells": {
-            name: {
-                "reading": cell.reading,
-                "baseline": cell.baseline,
-                "printed": dict(cell.printed),
-                "comparable": cell.comparable and not altered(cell, changes),
-                "rounds": cell.config().train.rounds,
-                "config": json.loads(_key(identity(configs[name]))),
-                "runs": [
-                    _entry(run, seed, item)
-                    for (own, seed), (run, _) in sorted(found.items(), key=lambda pair: pair[0][1])
-                    if own == name
-                ],
-            }
-            for name, cell in item.cells.items()
-            if any(own == name for own, _ in found)
-        },
+        "cells": _collected_cells(runs, item, configs, changes),
     }
+
+
+def _give_baselines(runs: Found, known: Found, item: Item) -> None:
+    """Tell each run which other one it is compared with: that of its seed, if it is as long."""
+    for (name, seed), (run, rounds) in runs.items():
+        baseline = item.cells[name].baseline
+        if not baseline:
+            baseline = name
+        if (baseline, seed) in known:
+            other, its_rounds = known[baseline, seed]
+            if its_rounds == rounds:
+                run.baseline = other
+
+
+def _collected_cells(
+    runs: Found, item: Item, configs: Mapping[str, RunConfig], changes: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The cells that have runs, in the order of the item, each with its runs by seed."""
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for (name, seed), (run, _) in sorted(runs.items(), key=lambda pair: pair[0][1]):
+        entries.setdefault(name, []).append(_entry(run, seed, item))
+    cells = {}
+    for name, cell in item.cells.items():
+        if name not in entries:
+            continue
+        cells[name] = {
+            "reading": cell.reading,
+            "baseline": cell.baseline,
+            "printed": dict(cell.printed),
+            "comparable": cell.comparable and not altered(cell, changes),
+            "rounds": cell.config().train.rounds,
+            "config": json.loads(_key(identity(configs[name]))),
+            "runs": entries[name],
+        }
+    return cells
 
 
 def save(results: Results, folder: Path) -> Path:
@@ -122,14 +138,28 @@ def save(results: Results, folder: Path) -> Path:
 def read(path: Path) -> Results:
     """Read a file written by `save`."""
     try:
-        results: Results = json.loads(path.read_text(encoding="utf-8"))
-        assert all("comparable" in cell for cell in results["cells"].values())
-        assert all("curves" in run for cell in results["cells"].values() for run in cell["runs"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise UserError(
-            f"{path} does not contain results; delete it and collect them again."
-        ) from None
-    return results
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        results = None
+    if not _are_results(results):
+        raise UserError(f"{path} does not contain results; delete it and collect them again.")
+    whole: Results = results
+    return whole
+
+
+def _are_results(content: object) -> bool:
+    """Whether what a file contains has the form that `collect` gives it."""
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), dict):
+        return False
+    for cell in content["cells"].values():
+        if not isinstance(cell, dict) or "comparable" not in cell:
+            return False
+        runs = cell.get("runs")
+        if not isinstance(runs, list):
+            return False
+        if not all(isinstance(run, dict) and "curves" in run for run in runs):
+            return False
+    return True
 
 
 def worded(results: Results) -> Results:
@@ -139,12 +169,9 @@ def worded(results: Results) -> Results:
     item = ITEMS.get(results["item"])
     if item is None:
         return results
-    cells = {
-        name: cell | {key: getattr(item.cells[name], key) for key in WORDED_CELL}
-        if name in item.cells
-        else cell
-        for name, cell in results["cells"].items()
-    }
+    cells = dict(results["cells"])
+    for name in cells.keys() & item.cells.keys():
+        cells[name] = cells[name] | {key: getattr(item.cells[name], key) for key in WORDED_CELL}
     return results | {key: getattr(item, key) for key in WORDED} | {"cells": cells}
 
 
@@ -158,17 +185,18 @@ def longest(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def values(cell: Mapping[str, Any], measure: str) -> list[float]:
     """A measure of every run that counts, if known."""
-    return [
-        run["values"][measure] for run in longest(cell) if run["values"].get(measure) is not None
-    ]
+    numbers = [run["values"].get(measure) for run in longest(cell)]
+    return [number for number in numbers if number is not None]
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
     """`mean ± standard deviation`; the latter only for two or more numbers."""
     if not numbers:
         return "–"
-    shown = fixed(statistics.fmean(numbers), digits)
-    return f"{shown} ± {fixed(statistics.stdev(numbers), digits)}" if len(numbers) > 1 else shown
+    text = fixed(statistics.fmean(numbers), digits)
+    if len(numbers) > 1:
+        text += f" ± {fixed(statistics.stdev(numbers), digits)}"
+    return text
 
 
 def complete(cell: Mapping[str, Any]) -> bool:
@@ -184,13 +212,17 @@ def as_published(cell: Mapping[str, Any]) -> bool:
 def done(cell: Mapping[str, Any]) -> str:
     """Rounds done, and of how many if incomplete."""
     rounds = str(longest(cell)[0]["rounds"])
-    return rounds if complete(cell) else f"{rounds} of {cell['rounds']}"
+    if complete(cell):
+        return rounds
+    return f"{rounds} of {cell['rounds']}"
 
 
 def seeds(cell: Mapping[str, Any]) -> str:
     """How many runs count, and of how many if others ended earlier."""
     count = len(longest(cell))
-    return str(count) if count == len(cell["runs"]) else f"{count} of {len(cell['runs'])}"
+    if count == len(cell["runs"]):
+        return str(count)
+    return f"{count} of {len(cell['runs'])}"
 
 
 def table(results: Results) -> list[dict[str, str]]:
@@ -198,32 +230,44 @@ def table(results: Results) -> list[dict[str, str]]:
     rounds and seeds.
     """
     cells = results["cells"]
-    printed = [
-        m for m in results["measures"] if any(m in cell["printed"] for cell in cells.values())
-    ]
-    known = [
-        m
-        for m in results["measures"]
-        if m in printed or any(values(cell, m) for cell in cells.values())
-    ]
+    published = set()
+    measured = set()
+    for measure in results["measures"]:
+        if any(measure in cell["printed"] for cell in cells.values()):
+            published.add(measure)
+        if any(values(cell, measure) for cell in cells.values()):
+            measured.add(measure)
+
     rows = []
     for name, cell in cells.items():
         row = {"cell": name, "reading": cell["reading"]}
-        for measure in known:
-            title, digits = MEASURES[measure].title, MEASURES[measure].digits
-            ours = values(cell, measure)
-            row[title] = spread(ours, digits)
-            if 0 < len(ours) < len(longest(cell)):
-                row[title] += f" ({len(ours)} of {len(longest(cell))})"
-            if measure in printed:
-                value = cell["printed"].get(measure)
-                row[f"{title}: published"] = "–" if value is None else f"{value:.{digits}f}"
-                both = ours and value is not None and as_published(cell)
-                row[f"{title}: difference"] = (
-                    signed(statistics.fmean(ours) - value, digits) if both else "–"
-                )
+        for measure in results["measures"]:
+            if measure in published | measured:
+                row |= _columns(cell, measure, published=measure in published)
         rows.append(row | {"rounds": done(cell), "seeds": seeds(cell)})
     return rows
+
+
+def _columns(cell: Mapping[str, Any], measure: str, *, published: bool) -> dict[str, str]:
+    """A measure in the row of a cell, with what is published next to it."""
+    title = MEASURES[measure].title
+    digits = MEASURES[measure].digits
+    ours = values(cell, measure)
+    columns = {title: spread(ours, digits)}
+    if 0 < len(ours) < len(longest(cell)):
+        columns[title] += f" ({len(ours)} of {len(longest(cell))})"
+    if not published:
+        return columns
+
+    columns[f"{title}: published"] = "–"
+    columns[f"{title}: difference"] = "–"
+    number = cell["printed"].get(measure)
+    if number is not None:
+        columns[f"{title}: published"] = f"{number:.{digits}f}"
+        if ours and as_published(cell):
+            difference = statistics.fmean(ours) - number
+            columns[f"{title}: difference"] = signed(difference, digits)
+    return columns
 
 
 def gain(results: Results, name: str, measure: str) -> tuple[list[float], float | None] | None:
@@ -240,14 +284,15 @@ def gain(results: Results, name: str, measure: str) -> tuple[list[float], float 
         first, second = before.get((run["seed"], run["rounds"])), run["values"].get(measure)
         if first is not None and second is not None:
             ours.append(second - first)
-    known = measure in cell["printed"] and measure in base["printed"]
-    return ours, cell["printed"][measure] - base["printed"][measure] if known else None
+    if measure not in cell["printed"] or measure not in base["printed"]:
+        return ours, None
+    return ours, cell["printed"][measure] - base["printed"][measure]
 
 
 def _entry(run: RecordedRun, seed: int, item: Item) -> dict[str, Any]:
-    about = (
-        json.loads((run.path / "run.json").read_text()) if (run.path / "run.json").is_file() else {}
-    )
+    about = {}
+    if (run.path / "run.json").is_file():
+        about = json.loads((run.path / "run.json").read_text())
     return {
         "seed": seed,
         "rounds": run.rows[-1]["round"],
@@ -274,7 +319,9 @@ def _curve(run: RecordedRun, name: str) -> dict[str, list[float]]:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(float(value), DIGITS)
+    if value is None or not math.isfinite(value):
+        return None
+    return round(float(value), DIGITS)
 
 
 def _merge(old: Results, new: Results) -> Results:
@@ -288,8 +335,10 @@ def _merge(old: Results, new: Results) -> Results:
             if run["seed"] not in runs or run["rounds"] >= runs[run["seed"]]["rounds"]:
                 runs[run["seed"]] = run
         cells[name] = {**new["cells"][name], "runs": [runs[seed] for seed in sorted(runs)]}
-    known = ITEMS[new["item"]].cells if new["item"] in ITEMS else {}
-    return {**new, "cells": {name: cells[name] for name in (*known, *cells) if name in cells}}
+    order = list(cells)
+    if new["item"] in ITEMS:
+        order = [*ITEMS[new["item"]].cells, *cells]
+    return {**new, "cells": {name: cells[name] for name in order if name in cells}}
 
 
 def _complete(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,16 +351,17 @@ Found = dict[tuple[str, int], tuple[RecordedRun, tuple[int, int]]]
 
 def _longest_runs(folders: Sequence[Path], cells: Mapping[str, str]) -> Found:
     """The longest run of every cell and seed, with its rounds, planned and done."""
-    found: Found = {}
+    longest_runs: Found = {}
     for path in _runs(folders):
         config = load(path / "config.toml")
         name = cells.get(_key(identity(config)))
         run = RecordedRun(path)
         if name and run.rows:
-            before = found.get((name, config.seed))
+            before = longest_runs.get((name, config.seed))
             if before is None or len(before[0].rows) < len(run.rows):
-                found[name, config.seed] = run, (config.train.rounds, run.rows[-1]["round"])
-    return found
+                rounds = (config.train.rounds, run.rows[-1]["round"])
+                longest_runs[name, config.seed] = run, rounds
+    return longest_runs
 
 
 def _key(value: Mapping[str, Any]) -> str:
@@ -324,7 +374,10 @@ def _runs(folders: Sequence[Path]) -> list[Path]:
             raise UserError(
                 f"{folder} is not a folder; give run folders, or folders that contain run folders."
             )
-    found = {
-        path.parent.resolve() for folder in folders for path in Path(folder).rglob("metrics.jsonl")
-    }
-    return sorted(path for path in found if (path / "config.toml").is_file())
+    runs = set()
+    for folder in folders:
+        for path in Path(folder).rglob("metrics.jsonl"):
+            run = path.parent.resolve()
+            if (run / "config.toml").is_file():
+                runs.add(run)
+    return sorted(runs)

@@ -5,9 +5,9 @@ public benchmarks.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from kairosfl.report.tables import signed
 from kairosfl.wording import counted
@@ -77,7 +77,9 @@ commands of these pages, with the time that each takes on a GPU, and `reproducti
 
 def chapter(results: Results) -> str:
     """The page on which an item is shown."""
-    return "searches" if "/search" in results["item"] else str(results["item"].partition("/")[0])
+    if "/search" in results["item"]:
+        return "searches"
+    return str(results["item"].partition("/")[0])
 
 
 def summary(
@@ -90,8 +92,17 @@ def summary(
     """The lines of the page; `study` is where the times of pfl and ours in one process are, if they
     are known.
     """
-    public = [each for each in everything if chapter(each) == "public"]
-    papers = [each for each in everything if chapter(each) not in ("public", "beyond", "searches")]
+    public = []
+    papers = []
+    rows = []
+    for results in everything:
+        where = chapter(results)
+        if where == "public":
+            public.append(results)
+        elif where not in ("beyond", "searches"):
+            papers.append(results)
+        if where != "searches":
+            rows.append(_row(results, remarks, folder))
     groups = _groups([*papers, *public])
     lines = [*WIDE, "# Results", ""]
     if groups:
@@ -110,36 +121,45 @@ def summary(
     timed = speed(public, study, lambda results: _link(results, folder))
     if timed:
         lines += ["## Time on public benchmarks", "", *timed]
-    shown = [_row(each, remarks, folder) for each in everything if chapter(each) != "searches"]
-    return [*lines, "## All items", "", *markdown(shown), "", *_unrun(everything, folder), HOW]
+    return [*lines, "## All items", "", *markdown(rows), "", *_unrun(everything, folder), HOW]
 
 
 def counts(papers: Sequence[Results]) -> str:
     """How many comparisons, how many published values, and how many of both were reproduced; empty
     without any.
     """
-    found = tally(papers)
-    if not found.values:
+    total = tally(papers)
+    if not total.values:
         return ""
-    readings = (
-        " (an unclear paper has several readings of one value)"
-        if found.comparisons > found.values
-        else ""
-    )
-    left = f" and {found.open} {'is' if found.open == 1 else 'are'} open because our seeds differ widely"
-    by = f"; {found.met} of the {found.values} values were reproduced by at least one reading"
-    unrun = published(papers) - found.values
-    more = f" Another {unrun} comparable values of the same tables were not run, or not to the end."
-    return (
-        f"In {counted(found.comparisons, 'comparison')} with {counted(found.values, 'published value')}{readings}, "
-        f"{found.reproduced} came within 2 points{left if found.open else ''}{by if readings else ''}."
-        f"{more if unrun > 0 else ''}"
-    )
+    with_readings = total.comparisons > total.values
+
+    text = f"In {counted(total.comparisons, 'comparison')}"
+    text += f" with {counted(total.values, 'published value')}"
+    if with_readings:
+        text += " (an unclear paper has several readings of one value)"
+    text += f", {total.reproduced} came within 2 points"
+    if total.open == 1:
+        text += " and 1 is open because our seeds differ widely"
+    elif total.open:
+        text += f" and {total.open} are open because our seeds differ widely"
+    if with_readings:
+        text += f"; {total.met} of the {total.values} values were reproduced"
+        text += " by at least one reading"
+    text += "."
+
+    not_run = published(papers) - total.values
+    if not_run > 0:
+        text += f" Another {not_run} comparable values of the same tables were not run,"
+        text += " or not to the end."
+    return text
 
 
 def _findings(papers: Sequence[Results], public: Sequence[Results]) -> list[str]:
-    said = {"Papers": counts(papers), "Public benchmarks": headline(public)}
-    return [f"- **{what}.** {text}" for what, text in said.items() if text]
+    lines = []
+    for what, text in (("Papers", counts(papers)), ("Public benchmarks", headline(public))):
+        if text:
+            lines.append(f"- **{what}.** {text}")
+    return lines
 
 
 def _groups(items: Sequence[Results]) -> list[list[Results]]:
@@ -149,30 +169,46 @@ def _groups(items: Sequence[Results]) -> list[list[Results]]:
     A source without an accuracy to compare is left out.
     """
     groups: dict[str, list[Results]] = {}
-    for each in items:
-        groups.setdefault(
-            family(each["item"]) if chapter(each) == "public" else chapter(each), []
-        ).append(each)
-    ranked = (sorted(group, key=lambda each: not each["claim"]) for group in groups.values())
-    return [group for group in ranked if group[0]["claim"] or tally(group).values]
+    for results in items:
+        name = chapter(results)
+        if name == "public":
+            name = family(results["item"])
+        groups.setdefault(name, []).append(results)
+
+    ranked = []
+    for group in groups.values():
+        group.sort(key=lambda results: not results["claim"])
+        if group[0]["claim"] or tally(group).values:
+            ranked.append(group)
+    return ranked
 
 
 def _verdict(group: Sequence[Results], remarks: Mapping[str, str], folder: str) -> dict[str, str]:
     """The row of a paper: the verdict on its main item."""
-    first, found = group[0], tally(group)
-    title = (
-        first["title"] if chapter(first) == "public" else TITLES.get(chapter(first), chapter(first))
-    )
-    cells = [cell for each in group for cell in each["cells"].values()]
-    counted_on = [*filter(complete, cells)] or cells
+    first = group[0]
+    total = tally(group)
+    title = TITLES.get(chapter(first), chapter(first))
+    if chapter(first) == "public":
+        title = first["title"]
+    claim = first["claim"]
+    if not claim:
+        claim = counted(total.values, "published value")
+    measured = _measured(group)
+    if not measured:
+        measured = ["no accuracy to compare"]
+    verdict = _conclusion(first, remarks)
+    if not verdict:
+        verdict = f"{total.met} of {total.values} reproduced"
+
+    cells = [cell for results in group for cell in results["cells"].values()]
+    if any(map(complete, cells)):
+        cells = list(filter(complete, cells))
     return {
         "paper or benchmark": f"[{title}]({_link(first, folder)})",
-        "claim": first["claim"] or counted(found.values, "published value"),
-        "measured": "; ".join(_measured(group)) or "no accuracy to compare",
-        "seeds": _range([len(longest(cell)) for cell in counted_on]),
-        "verdict": _short_in_bold(
-            _conclusion(first, remarks) or f"{found.met} of {found.values} reproduced"
-        ),
+        "claim": claim,
+        "measured": "; ".join(measured),
+        "seeds": _seeds(cells),
+        "verdict": _short_in_bold(verdict),
     }
 
 
@@ -184,92 +220,120 @@ def _short_in_bold(verdict: str) -> str:
 
 def _conclusion(results: Results, remarks: Mapping[str, str]) -> str:
     """The verdict that the remarks state or, on a claim, the one that follows from its gains."""
-    return verdict_line(remarks.get(results["item"], "")) or (
-        claim_holds(results) if results["claim"] else ""
-    )
+    stated = verdict_line(remarks.get(results["item"], ""))
+    if stated or not results["claim"]:
+        return stated
+    return claim_holds(results)
 
 
 def _measured(group: Sequence[Results]) -> list[str]:
-    found, first = tally(group), group[0]
-    said = []
-    if found.values:
-        text = f"{found.met} of {counted(found.values, 'value')} within 2 points"
-        if found.comparisons > found.values:
-            text += f" with at least one reading ({found.reproduced} of {counted(found.comparisons, 'comparison')})"
-        said.append(text)
-    return [*said, gained] if first["claim"] and (gained := mean_gain(first)) else said
+    total = tally(group)
+    first = group[0]
+    clauses = []
+    if total.values:
+        text = f"{total.met} of {counted(total.values, 'value')} within 2 points"
+        if total.comparisons > total.values:
+            comparisons = counted(total.comparisons, "comparison")
+            text += f" with at least one reading ({total.reproduced} of {comparisons})"
+        clauses.append(text)
+    gained = mean_gain(first)
+    if first["claim"] and gained:
+        clauses.append(gained)
+    return clauses
 
 
 def mean_gain(results: Results) -> str:
     """Our mean gain over the baselines, next to the published one where that is known, and what it
     is based on.
     """
-    changes, measure = gains(results), MEASURES[results["measures"][0]]
-    known = [each for each in changes if each.holds != "–" and each.printed is not None]
-    shown = known or changes
-    if not shown:
+    counting = gains(results)
+    printed = []
+    comparable = []
+    for change in counting:
+        if change.holds != "–" and change.printed is not None:
+            printed.append(change.printed)
+            comparable.append(change)
+    if comparable:
+        counting = comparable
+    if not counting:
         return ""
-    ours = signed(statistics.fmean(each.ours for each in shown), 1)
-    what = (
-        f"mean gain {ours} {measure.unit}"
-        if measure.unit
-        else f"mean difference {ours} in {measure.title}"
-    )
-    published = (
-        f", published {signed(statistics.fmean(each.printed or 0.0 for each in known), 1)},"
-        if known
-        else ""
-    )
-    return f"{what}{published} in {counted(len(shown), 'pair')} of cells{_after(shown)}"
+
+    measure = MEASURES[results["measures"][0]]
+    ours = signed(statistics.fmean(change.ours for change in counting), 1)
+    text = f"mean difference {ours} in {measure.title}"
+    if measure.unit:
+        text = f"mean gain {ours} {measure.unit}"
+    if printed:
+        text += f", published {signed(statistics.fmean(printed), 1)},"
+    return f"{text} in {counted(len(counting), 'pair')} of cells{_after(counting)}"
 
 
-def _after(shown: Sequence[Gain]) -> str:
+def _after(changes: Sequence[Gain]) -> str:
     """The rounds of what is compared, unless these are all the rounds."""
-    if all(each.rounds >= each.planned for each in shown):
+    if all(change.rounds >= change.planned for change in changes):
         return ""
-    lengths, planned = sorted({each.rounds for each in shown}), max(each.planned for each in shown)
-    done = " or ".join(map(str, lengths)) if len(lengths) < 3 else _range(lengths)
+    lengths = sorted({change.rounds for change in changes})
+    planned = max(change.planned for change in changes)
+    done = _range(lengths)
+    if len(lengths) < 3:
+        done = " or ".join(map(str, lengths))
     return f" after {done} of {planned} rounds"
 
 
 def _unrun(everything: Sequence[Results], folder: str) -> list[str]:
     """The searches in one line, and the items of which nothing was run."""
-    searches = [each for each in everything if chapter(each) == "searches"]
-    run = {results["item"] for results in everything}
-    missing = [f"`{name}`" for name in ITEMS if name not in run]
-    said = []
+    searches = 0
+    cells = 0
+    missing = dict.fromkeys(ITEMS)
+    for results in everything:
+        missing.pop(results["item"], None)
+        if chapter(results) == "searches":
+            searches += 1
+            cells += len(results["cells"])
+
+    lines = []
     if searches:
-        cells = sum(len(each["cells"]) for each in searches)
-        said += [
-            f"Searches, {len(searches)} items with {cells} cells, are in the [appendix]({folder}/searches.md).",
-            "",
-        ]
+        appendix = f"[appendix]({folder}/searches.md)"
+        lines += [f"Searches, {searches} items with {cells} cells, are in the {appendix}.", ""]
     if missing:
-        said += [f"Not run yet: {', '.join(missing)}. `kairosfl reproduce` says what each is.", ""]
-    return said
+        names = "`, `".join(missing)
+        lines += [f"Not run yet: `{names}`. `kairosfl reproduce` says what each is.", ""]
+    return lines
 
 
 def _row(results: Results, remarks: Mapping[str, str], folder: str) -> dict[str, str]:
+    name = results["item"]
     cells = results["cells"].values()
-    whole = len(ITEMS[results["item"]].cells) if results["item"] in ITEMS else 0
-    outcomes = [outcome(results, cell) for cell in cells]
-    return {
-        "item": f"[{results['item']}]({_link(results, folder)})",
-        "cells run": f"{len(outcomes)} of {whole}" if whole > len(outcomes) else str(len(outcomes)),
+    row = {
+        "item": f"[{name}]({_link(results, folder)})",
+        "cells run": str(len(cells)),
         "completed": str(sum(map(complete, cells))),
-        "seeds": _range([len(longest(cell)) for cell in cells]),
-        **{
-            word: str(outcomes.count(word)) if any(outcomes) else "–"
-            for word in get_args(Agreement)
-        },
-        "verdict": _conclusion(results, remarks),
+        "seeds": _seeds(cells),
     }
+    if name in ITEMS and len(ITEMS[name].cells) > len(cells):
+        row["cells run"] += f" of {len(ITEMS[name].cells)}"
+
+    outcomes = [outcome(results, cell) for cell in cells]
+    for word in get_args(Agreement):
+        row[word] = "–"
+        if any(outcomes):
+            row[word] = str(outcomes.count(word))
+    row["verdict"] = _conclusion(results, remarks)
+    return row
 
 
 def _link(results: Results, folder: str) -> str:
     return f"{folder}/{chapter(results)}.md#{results['item'].replace('/', '')}"
 
 
+def _seeds(cells: Collection[Mapping[str, Any]]) -> str:
+    """How many runs the cells are based on."""
+    return _range([len(longest(cell)) for cell in cells])
+
+
 def _range(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
+    low = min(numbers)
+    high = max(numbers)
+    if low == high:
+        return str(low)
+    return f"{low} to {high}"
