@@ -59,7 +59,16 @@ def reproduce(
 
             if results:
                 refuse_altered(chosen, cells, changes)
-            found = reproduce_item(
+
+            def say(line: str) -> None:
+                if as_json:
+                    return
+                if quiet:
+                    typer.echo(line, err=True)
+                else:
+                    show.say(line)
+
+            reproduced = reproduce_item(
                 chosen,
                 cells=cells,
                 seeds=seeds,
@@ -68,9 +77,7 @@ def reproduce(
                 changes=[*changes, *asked(engine=engine, device=device)],
                 out=out,
                 results=results,
-                say=lambda line: (
-                    None if as_json else typer.echo(line, err=True) if quiet else show.say(line)
-                ),
+                say=say,
                 progress=show,
                 command=command(),
             )
@@ -78,10 +85,10 @@ def reproduce(
         from kairosfl_reproductions.results import table
 
         if as_json:
-            typer.echo(json.dumps(found))
+            typer.echo(json.dumps(reproduced))
             return
-        print_rows(table(found), first_out=("reading", "seeds", "rounds"))
-        drawn = draw_curves(found, out / "curves.svg")
+        print_rows(table(reproduced), first_out=("reading", "seeds", "rounds"))
+        drawn = draw_curves(reproduced, out / "curves.svg")
         typer.echo(
             f"curves: {drawn}; for more, run: kairosfl report {out}" if drawn else "no curves yet",
             err=True,

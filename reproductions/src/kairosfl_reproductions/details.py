@@ -71,7 +71,9 @@ def section(results: Results, remarks: str = "", picture: str = "") -> str:
 def verdict_line(remarks: str) -> str:
     """The verdict that remarks state in their first line; empty if they do not."""
     first = remarks.partition("\n")[0]
-    return first.removeprefix(VERDICT) if first.startswith(VERDICT) else ""
+    if not first.startswith(VERDICT):
+        return ""
+    return first.removeprefix(VERDICT)
 
 
 def _readable(results: Results) -> list[dict[str, str]]:
@@ -80,12 +82,14 @@ def _readable(results: Results) -> list[dict[str, str]]:
     """
     rows = table(results)
     told = any(row["reading"] not in (words(row["cell"]), "text") for row in rows)
-    return [
-        {"cell": words(row["cell"])}
-        | {key: value for key, value in row.items() if key != "cell" and (told or key != "reading")}
-        | {"name": f"`{row['cell']}`"}
-        for row in rows
-    ]
+    readable = []
+    for row in rows:
+        name = row["cell"]
+        row["cell"] = words(name)
+        if not told:
+            del row["reading"]
+        readable.append(row | {"name": f"`{name}`"})
+    return readable
 
 
 def _gains(results: Results) -> list[dict[str, str]]:
@@ -118,29 +122,27 @@ def _conclusion(results: Results) -> list[str]:
     if results.get("beat"):
         return _beaten(results, measure)
     outcomes = {name: outcome(results, cell) for name, cell in results["cells"].items()}
-    named = {
-        word: [name for name, found in outcomes.items() if found == word]
-        for word in get_args(Agreement)
-    }
+    named: dict[str, list[str]] = {word: [] for word in get_args(Agreement)}
+    for name, agreed in outcomes.items():
+        if agreed:
+            named[agreed].append(name)
     total = sum(map(len, named.values()))
     if not total:
         return []
-    left = f", {len(named['open'])} left open" if named["open"] else ""
-    lines = [
-        f"**{titles[0].upper()}{titles[1:]}: {len(named['reproduced'])} of {total} compared cells reproduced{left}.**",
-        "",
-    ]
+    text = f"{titles[0].upper()}{titles[1:]}: {len(named['reproduced'])} of {total}"
+    text += " compared cells reproduced"
+    if named["open"]:
+        text += f", {len(named['open'])} left open"
+    lines = [f"**{text}.**", ""]
     for word, heading in (
         ("not reproduced", "Not reproduced"),
         ("open", "Left open, because the seeds differ widely"),
     ):
         if named[word]:
-            lines += [
-                f"{heading}:",
-                "",
-                *(line for name in named[word] for line in _comparisons(name, results)),
-                "",
-            ]
+            lines += [f"{heading}:", ""]
+            for name in named[word]:
+                lines += _comparisons(name, results)
+            lines.append("")
     return lines
 
 
@@ -148,30 +150,28 @@ def _distances(results: Results) -> list[dict[str, str]]:
     """How far the cells of each reading are from the published values on average, where there is
     more than one cell.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    distances: dict[str, dict[str, list[float]]] = {}
     for cell in results["cells"].values():
         for measure in results["measures"]:
             if not results.get("beat") and agreement(cell, measure):
                 off = abs(statistics.fmean(values(cell, measure)) - cell["printed"][measure])
-                found.setdefault(cell["reading"] or "text", {}).setdefault(measure, []).append(off)
-    printed = [
-        measure
-        for measure in results["measures"]
-        if any(measure in each for each in found.values())
-    ]
-    return [
-        {"reading": reading, "cells": str(max(map(len, each.values())))}
-        | {
-            MEASURES[measure].title: fixed(
-                statistics.fmean(each[measure]), MEASURES[measure].digits
-            )
-            if measure in each
-            else "–"
-            for measure in printed
-        }
-        for reading, each in found.items()
-        if max(map(len, each.values())) > 1
-    ]
+                of_reading = distances.setdefault(cell["reading"] or "text", {})
+                of_reading.setdefault(measure, []).append(off)
+    compared = set().union(*distances.values())
+    rows = []
+    for reading, by_measure in distances.items():
+        cells = max(map(len, by_measure.values()))
+        if cells == 1:
+            continue
+        row = {"reading": reading, "cells": str(cells)}
+        for measure in results["measures"]:
+            if measure in by_measure:
+                mean = statistics.fmean(by_measure[measure])
+                row[MEASURES[measure].title] = fixed(mean, MEASURES[measure].digits)
+            elif measure in compared:
+                row[MEASURES[measure].title] = "–"
+        rows.append(row)
+    return rows
 
 
 def _comparisons(name: str, results: Results) -> list[str]:
@@ -208,35 +208,43 @@ def _beaten(results: Results, measure: str) -> list[str]:
 
 
 def _made_on(results: Results) -> str:
-    runs = [run for cell in results["cells"].values() for run in cell["runs"]]
-    made = sorted(
-        {
-            f"version {run['version']}{_commit(run)}, {run['engine']} engine, {run['precision']}, {device_name(run)}"
-            for run in runs
-        }
-    )
-    evaluated = " or ".join(
-        map(str, sorted({run["evaluated"] for run in runs if run.get("evaluated")}))
-    )
-    every = {"": "", "1": " Evaluated every round."}.get(
-        evaluated, f" Evaluated every {evaluated} rounds."
-    )
-    return f"Run with {'; '.join(made)}.{every}"
+    descriptions = set()
+    evaluated = set()
+    for cell in results["cells"].values():
+        for run in cell["runs"]:
+            descriptions.add(
+                f"version {run['version']}{_commit(run)}, {run['engine']} engine, "
+                f"{run['precision']}, {device_name(run)}"
+            )
+            if run.get("evaluated"):
+                evaluated.add(run["evaluated"])
+    text = f"Run with {'; '.join(sorted(descriptions))}."
+    if evaluated == {1}:
+        text += " Evaluated every round."
+    elif evaluated:
+        text += f" Evaluated every {' or '.join(map(str, sorted(evaluated)))} rounds."
+    return text
 
 
 def device_name(run: Mapping[str, Any]) -> str:
     """The GPU, or what kind of CPU."""
-    return f"CPU ({run['device']})" if run["device"] in CPUS else str(run["device"])
+    if run["device"] in CPUS:
+        return f"CPU ({run['device']})"
+    return str(run["device"])
 
 
 def _commit(run: Mapping[str, Any]) -> str:
     commit, dirty, _ = str(run.get("git") or "").partition("-dirty")
-    return f" ({commit[:9]}{dirty})" if commit else " (commit not recorded)"
+    if not commit:
+        return " (commit not recorded)"
+    return f" ({commit[:9]}{dirty})"
 
 
 def _signed_spread(numbers: Sequence[float], digits: int) -> str:
-    shown = signed(statistics.fmean(numbers), digits)
-    return f"{shown} ± {fixed(statistics.stdev(numbers), digits)}" if len(numbers) > 1 else shown
+    text = signed(statistics.fmean(numbers), digits)
+    if len(numbers) > 1:
+        text += f" ± {fixed(statistics.stdev(numbers), digits)}"
+    return text
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kairosfl_reproductions.results import Results, complete, values
 from kairosfl_reproductions.verdicts import published, tally
 
@@ -17,16 +19,24 @@ def headline(public: Sequence[Results]) -> str:
     """SCAFFOLD where it is published to fail, the time of FL-Simulator's run, and the values that
     we meet.
     """
-    found = {each["item"].removeprefix("public/"): each for each in public}
-    cells: dict[str, Cells] = {name: each["cells"] for name, each in found.items()}
+    cells: dict[str, Cells] = {}
+    hardware = {}
+    for results in public:
+        source = results["item"].removeprefix("public/")
+        cells[source] = results["cells"]
+        hardware[source] = results.get("hardware", "")
     clauses = [
         _scaffold(cells.get("niid-bench-100", {}), cells.get("niid-bench-100-readings", {})),
-        _clock(cells.get("fl-simulator", {}), found.get("fl-simulator", {}).get("hardware", "")),
+        _clock(cells.get("fl-simulator", {}), hardware.get("fl-simulator", "")),
         _met(public),
     ]
-    said = [clause for clause in clauses if clause]
-    text = ", and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    clauses = list(filter(None, clauses))
+    if not clauses:
+        return ""
+    *first, text = clauses
+    if first:
+        text = f"{', '.join(first)}, and {text}"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _scaffold(cells: Cells, readings: Cells) -> str:
@@ -35,7 +45,9 @@ def _scaffold(cells: Cells, readings: Cells) -> str:
         return ""
     bar = base["printed"]["final"]
     clipped = _finished(readings, "dir0.5-scaffold-clipped")
-    more = f"; {_above(clipped, bar)} if gradients are clipped" if clipped else ""
+    more = ""
+    if clipped:
+        more = f"; {_above(clipped, bar)} if gradients are clipped"
     return (
         f"with {MASS} SCAFFOLD trains where NIID-Bench prints {ours['printed']['final']:.1f} "
         f"({_above(ours, bar)} seeds end above the published FedAvg, {bar:.1f}{more})"
@@ -43,15 +55,16 @@ def _scaffold(cells: Cells, readings: Cells) -> str:
 
 
 def _above(cell: Mapping[str, Any], bar: float) -> str:
-    found = values(cell, "final")
-    return f"{sum(value > bar for value in found)} of {len(found)}"
+    ends = np.array(values(cell, "final"))
+    return f"{np.count_nonzero(ends > bar)} of {len(ends)}"
 
 
 def _clock(cells: Cells, hardware: str) -> str:
     cell = _finished(cells, "dir0.1-fedavg")
     if cell is None:
         return ""
-    ours, theirs = statistics.fmean(values(cell, "total_seconds")), cell["printed"]["total_seconds"]
+    ours = statistics.fmean(values(cell, "total_seconds"))
+    theirs = cell["printed"]["total_seconds"]
     device = cell["runs"][0]["device"]
     return (
         f"FL-Simulator's FedAvg takes {ours / 60:.0f} minutes on one {device} where its authors report "
@@ -60,13 +73,18 @@ def _clock(cells: Cells, hardware: str) -> str:
 
 
 def _met(public: Sequence[Results]) -> str:
-    found = tally(public)
-    if not found.values:
+    total = tally(public)
+    if not total.values:
         return ""
-    left = published(public) - found.values
-    more = f" (another {left} were not run)" if left > 0 else ""
-    return f"{found.met} of {found.values} published values are met within 2 points by at least one reading{more}"
+    text = f"{total.met} of {total.values} published values are met within 2 points"
+    text += " by at least one reading"
+    not_run = published(public) - total.values
+    if not_run > 0:
+        text += f" (another {not_run} were not run)"
+    return text
 
 
 def _finished(cells: Cells, name: str) -> Mapping[str, Any] | None:
-    return cells[name] if name in cells and complete(cells[name]) else None
+    if name in cells and complete(cells[name]):
+        return cells[name]
+    return None

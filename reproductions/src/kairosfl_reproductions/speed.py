@@ -37,51 +37,66 @@ def beside_pfl(path: Path, rounds: int) -> Clock:
     """From what `benchmarks/speed/against_pfl.py --out` wrote or, without that, from the milliseconds of
     another run.
     """
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    theirs, ours = (found.get(who, {}).get("curve") for who in ("pfl", "kairos"))
-    if found.get("setting") != "iid" or not theirs or not ours:
+    study: dict[str, Any] = {}
+    if path.is_file():
+        study = json.loads(path.read_text(encoding="utf-8"))
+    theirs = study.get("pfl", {}).get("curve")
+    ours = study.get("kairos", {}).get("curve")
+    if study.get("setting") != "iid" or not theirs or not ours:
         return Clock(
             pfl.SECONDS * rounds,
             f"NVIDIA H200, {1000 * pfl.SECONDS:.1f} ms a round in an earlier run of ours",
         )
-    (begun, _, before), (done, _, seconds) = theirs[0], theirs[-1]
-    pace = (seconds - before) / (done - begun) if done > begun else seconds / done
-    device = found.get("gpu", "the same GPU")
-    whole = ours[-1][2] if ours[-1][0] == rounds else None
-    return Clock(
-        pace * rounds, f"{device}, in the same process, from rounds {begun} to {done}", whole
-    )
+    begun, _, before = theirs[0]
+    done, _, seconds = theirs[-1]
+    pace = seconds / done
+    if done > begun:
+        pace = (seconds - before) / (done - begun)
+    ours_seconds = None
+    if ours[-1][0] == rounds:
+        ours_seconds = ours[-1][2]
+    hardware = study.get("gpu", "the same GPU")
+    hardware += f", in the same process, from rounds {begun} to {done}"
+    return Clock(pace * rounds, hardware, ours_seconds)
 
 
 def speed(public: Sequence[Results], study: Path, link: Callable[[Results], str]) -> list[str]:
     """A row for every finished run with a published time, and one for pfl."""
-    rows = [
-        _row(results, name, cell, link, clock)
-        for results in public
-        for name, cell in results["cells"].items()
-        if complete(cell)
-        and values(cell, "total_seconds")
-        and (clock := _clock(results, cell, study))
-    ]
-    return [*markdown(rows), "", NOTE, ""] if rows else []
+    rows = []
+    for results in public:
+        for name, cell in results["cells"].items():
+            clock = _clock(results, cell, study)
+            if clock and complete(cell) and values(cell, "total_seconds"):
+                rows.append(_row(results, name, cell, link, clock))
+    if not rows:
+        return []
+    return [*markdown(rows), "", NOTE, ""]
 
 
 def _clock(results: Results, cell: dict[str, Any], study: Path) -> Clock | None:
     if results["item"] == BESIDE:
         return beside_pfl(study, cell["rounds"])
     seconds = cell["printed"].get("total_seconds")
-    return None if seconds is None else Clock(seconds, results.get("hardware") or "not stated")
+    if seconds is None:
+        return None
+    hardware = results.get("hardware", "")
+    if not hardware:
+        hardware = "not stated"
+    return Clock(seconds, hardware)
 
 
 def _row(
     results: Results, name: str, cell: dict[str, Any], link: Callable[[Results], str], clock: Clock
 ) -> dict[str, str]:
-    ours = clock.ours or statistics.fmean(values(cell, "total_seconds"))
+    ours = clock.ours
+    if ours is None:
+        ours = statistics.fmean(values(cell, "total_seconds"))
+    devices = {device_name(run) for run in longest(cell)}
     return {
         "benchmark": f"[{results['title']}]({link(results)})",
         "run": words(name),
         "seconds, theirs": f"{clock.theirs:,.0f}",
         "their hardware": clock.hardware,
-        "seconds, ours": fixed(ours, 0 if ours >= 10 else 1),
-        "our hardware": ", ".join(sorted({device_name(run) for run in longest(cell)})),
+        "seconds, ours": fixed(ours, 1 if ours < 10 else 0),
+        "our hardware": ", ".join(sorted(devices)),
     }

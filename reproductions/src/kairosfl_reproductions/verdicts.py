@@ -26,7 +26,9 @@ def agreement(cell: Mapping[str, Any], measure: str) -> Agreement | None:
     off = abs(statistics.fmean(ours) - printed)
     if off <= MEASURES[measure].tolerance:
         return "reproduced"
-    return "open" if len(ours) > 1 and off <= 2 * statistics.stdev(ours) else "not reproduced"
+    if len(ours) > 1 and off <= 2 * statistics.stdev(ours):
+        return "open"
+    return "not reproduced"
 
 
 def compared_measures(results: Results) -> tuple[str, ...]:
@@ -36,11 +38,10 @@ def compared_measures(results: Results) -> tuple[str, ...]:
 
 def outcome(results: Results, cell: Mapping[str, Any]) -> Agreement | None:
     """The verdict on a cell, the best of all measures that count."""
-    found = [
-        None if results.get("beat") else agreement(cell, measure)
-        for measure in compared_measures(results)
-    ]
-    return next((word for word in get_args(Agreement) if word in found), None)
+    if results.get("beat"):
+        return None
+    agreements = [agreement(cell, measure) for measure in compared_measures(results)]
+    return next((word for word in get_args(Agreement) if word in agreements), None)
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,16 @@ def family(item: str) -> str:
 
 def published(items: Sequence[Results]) -> int:
     """How many published values the items of these results have, whether they were run or not."""
-    known = (ITEMS[results["item"]] for results in items if results["item"] in ITEMS)
-    return len(
-        {
-            _identified(item.key, name, _of_sources(item, cell))
-            for item in known
-            for name, cell in item.cells.items()
-            if cell.comparable
-            and not item.beat
-            and any(value is not None for value in _of_sources(item, cell))
-        }
-    )
+    identities = set()
+    for results in items:
+        item = ITEMS.get(results["item"])
+        if item is None or item.beat:
+            continue
+        for name, cell in item.cells.items():
+            numbers = _of_sources(item, cell)
+            if cell.comparable and any(number is not None for number in numbers):
+                identities.add(_identified(item.key, name, numbers))
+    return len(identities)
 
 
 def _of_sources(item: Item, cell: Cell) -> list[float | None]:
@@ -111,16 +111,18 @@ def _identified(item: str, name: str, values: Sequence[float | None]) -> object:
     A reading of one source's value is one of the value that several sources have.
     """
     plain = ITEMS.get(family(item))
-    cells = plain.cells.items() if plain else ()
-    known = [
-        _of_sources(plain, cell) for other, cell in cells if plain and _part(other) == _part(name)
-    ]
-    fits = (
-        each
-        for each in known
-        if all(value in (None, all_of) for value, all_of in zip(values, each, strict=True))
-    )
-    return family(item), *_part(name), tuple(next(fits, values))
+    if plain is not None:
+        for other, cell in plain.cells.items():
+            numbers = _of_sources(plain, cell)
+            if _part(other) == _part(name) and _fits(values, numbers):
+                return family(item), *_part(name), tuple(numbers)
+    return family(item), *_part(name), tuple(values)
+
+
+def _fits(values: Sequence[float | None], numbers: Sequence[float | None]) -> bool:
+    """Whether values are these numbers, as far as there are any."""
+    pairs = zip(values, numbers, strict=True)
+    return all(value in (None, number) for value, number in pairs)
 
 
 def _part(name: str) -> tuple[str, str]:
@@ -133,7 +135,9 @@ def holds(ours: float, printed: float | None, *, comparable: bool) -> str:
         return "–"
     if ours * printed <= 0:
         return "no"
-    return "yes" if abs(ours) >= abs(printed) / 2 else "in part"
+    if abs(ours) >= abs(printed) / 2:
+        return "yes"
+    return "in part"
 
 
 @dataclass(frozen=True)
@@ -178,12 +182,11 @@ def claim_holds(results: Results) -> str:
     """
     words = [each.holds for each in gains(results) if each.holds != "–"]
     if not words:
-        finished = any(map(as_published, results["cells"].values()))
-        return "no published numbers to compare" if finished else "open: not all rounds were run"
+        if any(map(as_published, results["cells"].values())):
+            return "no published numbers to compare"
+        return "open: not all rounds were run"
     if words.count("yes") >= 2 * len(words) / 3:
         return "holds"
-    return (
-        "holds in part"
-        if 2 * (words.count("yes") + words.count("in part")) >= len(words)
-        else "does not hold"
-    )
+    if 2 * (words.count("yes") + words.count("in part")) >= len(words):
+        return "holds in part"
+    return "does not hold"
