@@ -24,7 +24,7 @@ FLOORS = (
     "bench",
     "runs",
     "presets report tune deploy",
-    "simulation testing watched listing progress",
+    "simulation testing watched summed listing progress",
     "cli",
     "__main__",
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
-from kairosfl.core.rule import Memory, Plan, Rule, State
+from kairosfl.core.rule import Memory, Plan, Rule, State, about
 from kairosfl.core.run import Round
 from kairosfl.core.traits import Traits
 from kairosfl.engines.loop import Loop
@@ -778,3 +778,44 @@ def test_a_wrong_rule_is_caught(rule: Rule, sentence: str) -> None:
 def test_no_rule_at_all() -> None:
     with pytest.raises(AssertionError, match=r"str is not derived from kairosfl\.Rule\."):
         check_rule("fedprox")  # type: ignore[arg-type]
+
+
+# What a rule says about itself.
+
+
+@pytest.mark.parametrize("text", ["fedcm", "fednova", "normclipping", "limits", "privacy"])
+def test_rules_that_need_only_sums_get_no_more(text: str) -> None:
+    (rule,) = parse(text).rules
+    check_rule(rule)
+
+
+@pytest.mark.parametrize(
+    "text", ["krum", "median", "centeredclipping", "scaffold", "moon", "fedaware", "nnm"]
+)
+def test_a_rule_that_wrongly_says_that_it_needs_only_sums_is_caught(text: str) -> None:
+    (rule,) = parse(text).rules
+    cls = type(rule)
+    said = replace(about(rule), sums=True)
+    claiming = type(cls.__name__, (cls,), {"traits": lambda self: said, "__module__": "mine"})()
+    with pytest.raises(AssertionError, match="by the trait sums that weighted sums and norms"):
+        check_rule(claiming)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loud(Rule):
+    """Clients with a higher loss count more, and the rule does not say so."""
+
+    def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        return factors * now.reports.loss.square()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoudAndSaying(Loud):
+    def traits(self) -> Traits:
+        return Traits(needs={"loss"}, sums=True)
+
+
+def test_a_rule_that_acts_on_measurements_says_so() -> None:
+    with pytest.raises(AssertionError, match=r"acts on what clients measure .*needs=\{'loss'\}"):
+        check_rule(Loud())
+    check_rule(LoudAndSaying())

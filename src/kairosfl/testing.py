@@ -37,6 +37,7 @@ from kairosfl.core.round import (
 from kairosfl.core.rule import Algorithm, Rule, about, acts
 from kairosfl.core.run import ENTRIES, Run, Setup, changed, upcoming
 from kairosfl.core.spec import parse
+from kairosfl.core.traits import SECRET, Traits
 from kairosfl.detectors import FGN
 from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
@@ -44,6 +45,7 @@ from kairosfl.engines.protocol import Engine
 from kairosfl.rules import RULES
 from kairosfl.rules import parse as parse_algorithm
 from kairosfl.runs.checkpoint import Checkpoints
+from kairosfl.summed import closed_to
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.population import Population
 from kairosfl.tasks.task import Task
@@ -70,8 +72,9 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     changes none of its arguments, returns the same for the same arguments, does not depend on the
     order of the clients, and returns finite tensors of the right shape and type), its state
     (tensors that survive a checkpoint; rows of reporters alone), rounds in which some or all
-    clients fail, answers to older rounds' orders where it has the trait `late`, what its clients
-    keep, and that a resumed run is the same to the bit on every engine.
+    clients fail, its traits (that it says what it acts on, and needs only sums if it says so),
+    answers to older rounds' orders where it has the trait `late`, what its clients keep, and that a
+    resumed run is the same to the bit on every engine.
 
     Args:
         rule: The rule, with the options to check.
@@ -102,10 +105,30 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
         rule,
         "behaves differently when the run has more rounds in total; declare it by the trait horizon",
     )
+    _check_needs(rule, job, once, straight)
+    if about(rule).sums:
+        _last(_course(closed_to(rule), job, Losing(once)))
     job = _task(torch.float64, frozen=moves_base)
     reference = _last(_course(rule, job, Losing(Loop(job)))).x
     for name, make in engines.items():
         _check_engine(rule, pristine, name, make, job, reference)
+
+
+def _check_needs(rule: Rule, job: Task, engine: Engine, straight: Run) -> None:
+    """That a rule which acts on what clients measure says so; one that says by attributes what it
+    is, as until 0.2, cannot.
+    """
+    traits = about(rule)
+    old = type(rule).traits is Rule.traits and traits != Traits()
+    if old or traits.measures:
+        return
+    other = _last(_course(rule, job, Losing(Mismeasuring(engine))))
+    require(
+        torch.equal(straight.x, other.x),
+        rule,
+        "acts on what clients measure on their data; say by the trait needs which field of their "
+        f"reports it is, as in needs={{'loss'}}; one of {', '.join(sorted(SECRET))}",
+    )
 
 
 def _check_engine(
@@ -264,6 +287,26 @@ class Once:
         if asked not in self.known:
             self.known[asked] = self.engine.train(briefs)
         return self.known[asked]
+
+
+@dataclass
+class Mismeasuring:
+    """An engine whose clients report less of all that tells about their data, each otherwise."""
+
+    engine: Engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def train(self, briefs: Briefs) -> Reports:
+        """The reports with other measurements."""
+        reports: Reports = self.engine.train(briefs)
+        smaller = {}
+        for name in SECRET:
+            measured = getattr(reports, name)
+            if measured is not None:
+                smaller[name] = (measured / (2 + reports.ids % 3)).to(measured.dtype)
+        return replace(reports, **smaller)
 
 
 @dataclass
