@@ -355,6 +355,9 @@ def test_clients_are_measured_before_the_cohort_is_chosen(engine: str) -> None:
     assert run.record.bytes_down == (3 + 2) * (3 * 8 + 8 * orders)
     assert run.record.bytes_up == 3 * 8 * count + 2 * (3 * 8 + 8 * run.record.reports.numbers())
     assert asked.epochs.tolist() == [0, 0, 0]
+    measured = answers.work(asked).passes(answers.steps.numpy())
+    assert measured.forward.tolist() == list(SIZES)  # of every client, on all its samples
+    assert measured.total == sum(SIZES)
 
 
 @engines

@@ -15,10 +15,6 @@ from typing import Protocol
 import numpy as np
 
 from kairosfl.core.fields import (
-    AFTER,
-    BEFORE,
-    FISHER,
-    FISHER_SAMPLED,
     NUMBER_BYTES,
     Briefs,
     Reports,
@@ -176,28 +172,11 @@ def samples_of(briefs: Briefs, n: np.ndarray, steps: np.ndarray | None = None) -
         steps: What each did, where a rule may have stopped it; otherwise all that it was told.
     """
     work = briefs.work(n)
-    trained = work.samples(work.steps if steps is None else steps).astype(np.float64)
-    passes = TRAINING * trained
-
-    # --- what a step does besides ---
-    passes += TRAINING * trained * (briefs.radius.numpy() != 0)  # SAM takes a second gradient
-    passes += 2 * trained * (briefs.contrast.numpy() != 0)  # MOON: the start and the last model
-    if briefs.stop_below is not None:
-        passes += trained  # the reference model
-    if briefs.second_lr is not None:
-        passes += TRAINING * trained * (briefs.second_inner or 1)
-
-    # --- what comes before and after ---
-    if briefs.own_epochs is not None:
-        passes += TRAINING * n * briefs.own_epochs.numpy()
-    if briefs.candidates is not None:
-        passes += n * len(briefs.candidates)
-    passes += n * len(briefs.measure.intersection(BEFORE))
-    if not briefs.measures_only():
-        passes += n * len(briefs.measure.intersection(AFTER))
-    if briefs.measure.intersection((FISHER, FISHER_SAMPLED)):
-        passes += TRAINING * n
-    return passes / TRAINING
+    done = work.steps if steps is None else steps
+    passes = work.passes(done, classes=1, anew=True)
+    forward_passes = passes.forward + (TRAINING - 1) * passes.backward
+    samples: np.ndarray = forward_passes / TRAINING
+    return samples
 
 
 def least_steps(briefs: Briefs, n: np.ndarray) -> np.ndarray | None:

@@ -308,6 +308,14 @@ def _absent(entry: Field, part: Any) -> Tensor | None:
     return torch.full((len(part),), float(entry.absent), dtype=torch.float64).to(dtype)
 
 
+def _told(column: Tensor | None, clients: int) -> np.ndarray:
+    """1 for clients that were told a value, 0 for the others, which in a joined record have NaN."""
+    if column is None:
+        return np.zeros(clients, np.int64)
+    told: np.ndarray = 1 - np.isnan(column.numpy())
+    return told
+
+
 @dataclass(frozen=True, kw_only=True)
 class Briefs(Cohort):
     """What each of m clients is told."""
@@ -600,11 +608,50 @@ class Briefs(Cohort):
 
     def work(self, n: Any) -> Work:
         """What the briefs ask of clients with `n` samples, `[m]`."""
-        epoch = epoch_of(np.asarray(n), self.batch_size.numpy(), drop_last=self.drop_last)
-        steps = epoch.steps * self.epochs.numpy()
+        n = np.asarray(n)
+        epochs = self.epochs.numpy()
+        trains = epochs > 0  # the others only measure
+        epoch = epoch_of(n, self.batch_size.numpy(), drop_last=self.drop_last)
+        steps = epoch.steps * epochs
         if self.max_steps is not None:
             steps = np.minimum(steps, self.max_steps.numpy())
-        return Work(epoch, steps)
+
+        # --- gradients ---
+        sharp = 1 + (self.radius.numpy() != 0)
+        slopes, aside = sharp, np.zeros_like(epochs)
+        if self.own_epochs is not None:
+            aside = aside + sharp * self.own_epochs.numpy() * epoch.used * trains
+        inner = _told(self.second_lr, len(self)) * (self.second_inner or 1)
+        if self.second_when == "batch":
+            slopes = slopes + inner
+        elif self.second_when is not None:
+            aside = aside + inner * epochs * epoch.used
+
+        # --- measurements ---
+        scores = len(self.measure & {*BEFORE}) + len(self.measure & {*AFTER}) * trains
+        if self.candidates is not None:
+            scores = scores + len(self.candidates)
+        contrasts = self.contrast.numpy() != 0
+        references = contrasts * 1
+        if self.stop_reference is not None:
+            references = references + 1 + contrasts
+        else:
+            references = references + (contrasts | (_told(self.stop_below, len(self)) > 0))
+        fisher = ""
+        if FISHER in self.measure:
+            fisher = "exact"
+        if FISHER_SAMPLED in self.measure:
+            fisher = "sampled"
+        return Work(
+            n=n,
+            epoch=epoch,
+            steps=steps,
+            slopes=slopes,
+            aside=aside,
+            scores=scores,
+            references=references * trains,
+            fisher=fisher,
+        )
 
     @property
     def alone(self) -> tuple[str, ...]:
@@ -798,9 +845,12 @@ class Reports(Cohort):
         """On how many samples these clients trained, each counted every time: exact, also if they
         stopped early.
         """
+        return int(self.work(briefs).samples(self.steps.numpy()).sum())
+
+    def work(self, briefs: Briefs) -> Work:
+        """What these clients were asked; the briefs are theirs, and maybe others'."""
         rows = np.searchsorted(briefs.ids.numpy(), self.ids.numpy())  # ids ascend
-        work = briefs.take(torch.from_numpy(rows)).work(self.n.numpy())
-        return int(work.samples(self.steps.numpy()).sum())
+        return briefs.take(torch.from_numpy(rows)).work(self.n.numpy())
 
     def bytes(self, layout: Layout, itemsize: int) -> int:
         """Of the message that a client sends which has the whole model, sent as it is."""

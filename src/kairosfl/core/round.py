@@ -533,8 +533,9 @@ def conclude(
     if now.reports.delta is not reports.delta:
         seen = measured(now.reports.delta)
     reports = now.reports
-    done = reports.samples(briefs)
-    record = changed(record, ids=reports.ids, rejected=rejected, samples=done)
+    work = reports.work(briefs)
+    trained = int(work.samples(reports.steps.numpy()).sum())
+    record = changed(record, ids=reports.ids, rejected=rejected, samples=trained, work=work)
     if setup.keeps and len(reports):
         run.counted.write(reports.ids, {"round": briefs.round})
     if not len(reports) and not algorithm.any("private"):

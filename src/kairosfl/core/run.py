@@ -29,6 +29,7 @@ from kairosfl.core.rule import (
     changed,
 )
 from kairosfl.core.table import Allocate, Table, alike
+from kairosfl.core.work import Work
 from kairosfl.errors import UserError
 
 ENTRIES = {entry.name: entry for entry in fields(Briefs)}
@@ -132,6 +133,7 @@ class Record:
     values: tuple[float, ...] = ()
     first: tuple[Briefs, Reports] | None = None  # who was measured before the round was planned
     samples: int = 0  # on which the reporters trained, each counted every time
+    work: Work | None = None  # what they were asked
     clock: Timing | None = None  # None without a fleet
 
 

@@ -65,6 +65,7 @@ def row(run: Run, task: Task, measured: Measured, seconds: float) -> dict[str, A
         "epochs_total": 0.0,
         "steps": 0,
         "samples": 0,
+        "passes": passes(task, record),
         "bytes_down": record.bytes_down,
         "bytes_up": record.bytes_up,
         "lr": record.lr,
@@ -109,6 +110,25 @@ def _trained(record: Record, reports: Reports) -> dict[str, Any]:
     if reports.fisher_bytes is not None:
         line["fisher_bytes"] = max(reports.fisher_bytes.tolist()) or None
     return line
+
+
+def passes(task: Task, record: Record) -> int:
+    """How often clients ran the model over a sample, forward and backward: those whose reports
+    count, and those that were measured before the round was planned.
+    """
+    visits = []
+    if record.first is not None:
+        asked, answers = record.first
+        visits.append((answers.work(asked), answers))
+    if record.reports is not None and record.work is not None:
+        visits.append((record.work, record.reports))
+
+    total = 0
+    for work, reports in visits:
+        classes = task.scored_classes if work.fisher == "exact" else 0
+        anew = bool(work.references.any()) and (task.varies or task.draws)
+        total += work.passes(reports.steps.numpy(), classes=classes, anew=anew).total
+    return total
 
 
 def _by_client(task: Task, values: np.ndarray | None) -> dict[str, float | None]:
@@ -293,6 +313,7 @@ def summary(
         "average_cohort": _mean([row["cohort"] for row in rows]),
         "epochs_total": _total(rows, "epochs_total"),
         "steps": _total(rows, "steps"),
+        **_sums(rows),
         "samples_per_second": _rate(rows),
         "elud_mean": _mean([row["elud"] for row in rows]),
         "critical_rounds": _total(rows, "critical"),
@@ -300,6 +321,15 @@ def summary(
         "rejected": _total(rows, "rejected"),
         "seconds": _total(rows, "seconds"),
     }
+
+
+def _sums(rows: list[dict[str, Any]]) -> dict[str, int | None]:
+    """Samples and passes of the whole run; None where it is not known of every round."""
+    sums: dict[str, int | None] = {}
+    for name in ("samples", "passes"):
+        is_known = all(isinstance(row.get(name), int) for row in rows)  # not of earlier versions
+        sums[name] = _total(rows, name) if is_known else None
+    return sums
 
 
 def _total(rows: list[dict[str, Any]], name: str) -> Any:

@@ -69,7 +69,7 @@ TAKEN = {
         "epochs",
         "epochs_total",
     ),
-    *("steps", "samples", "bytes_down", "bytes_up", "seconds", "score"),
+    *("steps", "samples", "passes", "bytes_down", "bytes_up", "seconds", "score"),
     *("epsilon", "hypothetical_epsilon", "local_epsilon", "update_clip", "lud", "chi_square"),
 }
 

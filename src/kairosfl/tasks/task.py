@@ -20,7 +20,7 @@ from kairosfl.tasks.crops import Crops, augment
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.kinds import CLASSED, KINDS, Loss
-from kairosfl.tasks.metrics import Measure, Metric, mean, named
+from kairosfl.tasks.metrics import Measure, Metric, class_scores, mean, named
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.streamed import Streamed
@@ -29,6 +29,8 @@ from kairosfl.tasks.vector import base_hash, check_base, check_state, flatten, l
 
 TRIAL = 4  # samples
 MOST_CLASSES = 100  # of which a run records the accuracy of each
+
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +228,26 @@ class Task:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return inputs, call(copy.deepcopy(self.model), inputs), targets
 
+    @cached_property
+    def scored_classes(self) -> int:
+        """For how many classes the model has a score; a deployed server, which has only its shapes,
+        takes those of the data.
+        """
+        if _is_hollow(self.model):
+            return self.dataset.classes
+        return class_scores(self._tried[1]).shape[1]
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a forward pass in training draws random numbers, as for dropout."""
+        if _is_hollow(self.model):
+            return any(isinstance(module, DROPOUT) and module.p for module in self.model.modules())
+        model = copy.deepcopy(self.model).train()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.get_rng_state()
+            call(model, self.trial()[0])
+            return not torch.equal(before, torch.get_rng_state())
+
     def prepared(self, inputs: Tree, dtype: torch.dtype) -> Any:
         """Stored inputs as the model sees them, floating-point ones of this type."""
         return cast(prepare(inputs, self.dataset), dtype)
@@ -349,3 +371,8 @@ def last_linear(model: nn.Module) -> nn.Linear:
             "features that rules compare; make it the last layer."
         )
     return layers[-1]
+
+
+def _is_hollow(model: nn.Module) -> bool:
+    """Whether a model has only shapes and no weights."""
+    return any(parameter.is_meta for parameter in model.parameters())
