@@ -48,9 +48,7 @@ class Demands:
         return any(map(shields, self.rules))
 
     def within(self, text: str) -> str:
-        """The text of an algorithm with the demanded rules that it lacks; its own text is left as
-        it is.
-        """
+        """The text of an algorithm, as it is, with the demanded rules that it lacks."""
         algorithm = parse(text)
         if not algorithm.rules:
             return self.plain
@@ -61,8 +59,9 @@ class Demands:
         return " + ".join([*first, text, *last])
 
     def ordered(self, algorithm: Algorithm) -> Algorithm:
-        """With the demanded rules after the chosen ones, whose weights `limits` limits; `attack`
-        comes before all.
+        """With the demanded rules after the chosen ones, whose weights `limits` limits.
+
+        `attack` comes before all.
         """
         kinds = {type(rule) for rule in self.rules}
         first = [rule for rule in algorithm.rules if isinstance(rule, Attack)]
@@ -91,34 +90,35 @@ class Demands:
         return True
 
     def check(self, name: str, text: str) -> None:
-        """Refuse an algorithm of [tune] that changes what is demanded, or cannot be combined with
-        it.
-        """
+        """Refuse an algorithm of [tune] that does not agree with what is demanded."""
         demanded = {type(rule): rule for rule in self.rules}
         for rule in parse(text).rules if text else ():
             asked_for = demanded.get(type(rule))
             if asked_for is not None and asked_for != rule:
                 raise UserError(
-                    f"tune.{name}: {text!r} has {rule}, but every trial keeps the file's {asked_for}; leave "
-                    f"{rule.name()} out of tune.{name}, or out of the file's algorithm."
+                    f"tune.{name}: {text!r} has {rule}, but every trial keeps the file's "
+                    f"{asked_for}; leave {rule.name()} out of tune.{name}, or out of the file's "
+                    "algorithm."
                 )
             if asked_for is None and shields(rule):
                 raise UserError(
-                    f"tune.{name}: {text!r} would compete with trials that are not private, since the file's algorithm "
-                    f"has no {rule.name()}; write it into algorithm, and every trial has it."
+                    f"tune.{name}: {text!r} would compete with trials that are not private, since "
+                    f"the file's algorithm has no {rule.name()}; write it into algorithm, and "
+                    "every trial has it."
                 )
         try:
             self._combined(text)
         except UserError as error:
             raise UserError(
-                f"tune.{name}: {text!r} cannot be tried with what the file's algorithm demands, {self.plain}: {error}"
+                f"tune.{name}: {text!r} cannot be tried with what the file's algorithm demands, "
+                f"{self.plain}: {error}"
             ) from None
 
     def _combined(self, text: str) -> None:
         if not self.rules:
             return
-        whole = self.ordered(parse(self.within(text or PLAIN)))
-        whole.check_detectors(parse_detectors(self.detector))
+        combined = self.ordered(parse(self.within(text if text else PLAIN)))
+        combined.check_detectors(parse_detectors(self.detector))
 
 
 def check_option(name: str, rule: type[Rule], option: str) -> None:

@@ -21,8 +21,9 @@ EXPLODED = 1000.0  # times the first loss: diverged
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run of a trial ended: `round` is the number of rounds it was to have, `score` higher
-    is better.
+    """How one run of a trial ended.
+
+    `round` is the number of rounds that it was to have; of `score`, higher is better.
     """
 
     trial: int
@@ -67,10 +68,8 @@ def measure(
     # The score is that of the last round which had reports.
     last = max((row["round"] for row in rows if row["reported"]), default=0)
     scored = scored_rows([row for row in rows if row["round"] <= last], metric.name)
-    values = [
-        row[metric.name]
-        for row in ending(scored, [f"plain_{metric.name}" in row for row in scored])
-    ]
+    is_averaged = [f"plain_{metric.name}" in row for row in scored]
+    values = [row[metric.name] for row in ending(scored, is_averaged)]
     score = float(np.mean(values)) if values and None not in values and not stopped else None
     finite = score is not None and math.isfinite(score)
 
@@ -96,9 +95,11 @@ def measure(
 def exploded(row: dict[str, Any], first: float | None) -> bool:
     """Whether a round's loss on validation samples says that the run has diverged."""
     loss = row.get("loss")
-    return loss is not None and (
-        not math.isfinite(loss) or (first is not None and loss > EXPLODED * max(first, 1e-3))
-    )
+    if loss is None:
+        return False
+    if first is None or not math.isfinite(loss):
+        return not math.isfinite(loss)
+    return bool(loss > EXPLODED * max(first, 1e-3))
 
 
 def save(path: Path, outcome: Outcome) -> None:
@@ -108,5 +109,7 @@ def save(path: Path, outcome: Outcome) -> None:
 
 def load(path: Path) -> dict[tuple[int, int], Outcome]:
     """The outcomes in a file, by trial and planned rounds."""
-    found = [Outcome(**row) for row in read_lines(path)] if path.exists() else []
-    return {(each.trial, each.round): each for each in found}
+    if not path.exists():
+        return {}
+    outcomes = [Outcome(**row) for row in read_lines(path)]
+    return {(outcome.trial, outcome.round): outcome for outcome in outcomes}

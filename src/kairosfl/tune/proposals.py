@@ -67,43 +67,41 @@ class Proposals:
         )
         self.trials: list[Trial] = []
         self.told: set[int] = set()
-        for each in self.study.get_trials(deepcopy=False):
+        for stored in self.study.get_trials(deepcopy=False):
             unset = {"algorithm": space.demands.plain}  # killed while it was proposed
-            self._add(each.number, each.user_attrs.get("settings", unset), each.params)
-            if each.state.is_finished():
-                self.told.add(each.number)
+            self._add(stored.number, stored.user_attrs.get("settings", unset), stored.params)
+            if stored.state.is_finished():
+                self.told.add(stored.number)
 
     def _add(self, number: int, settings: Mapping[str, Any], params: Mapping[str, Any]) -> Trial:
-        self.trials.append(
-            Trial(number, settings, params, self.space.demands.is_plain(settings["algorithm"]))
-        )
-        return self.trials[-1]
+        is_plain = self.space.demands.is_plain(settings["algorithm"])
+        trial = Trial(number, settings, params, is_plain)
+        self.trials.append(trial)
+        return trial
 
     def ask(self) -> Trial:
-        """The next trial. The first is the file as it is, the second plain averaging with the
-        file's recipe.
-        """
-        number, own = len(self.trials), str(self.config.algorithm)
-        if number == 0:
-            return self._ask(self.space.own(self.config), {"algorithm": own})
+        """The next trial: first the file as it is, then plain averaging with the file's recipe."""
+        algorithm = str(self.config.algorithm)
         plain = self.space.demands.plain
-        if number == 1 and own != plain:
+        if not self.trials:
+            return self._ask(self.space.own(self.config), {"algorithm": algorithm})
+        if len(self.trials) == 1 and algorithm != plain:
             return self._ask(self.space.own(self.config, plain), {"algorithm": plain})
         return self._ask()
 
     def plain_twin(self, best: Trial) -> Trial | None:
         """Plain averaging with the recipe of the best trial, unless it is among the trials."""
-        if any(each.plain and each.recipe == best.recipe for each in self.trials):
+        if any(trial.plain and trial.recipe == best.recipe for trial in self.trials):
             return None
         demands = self.space.demands
-        given = {**best.params, "algorithm": demands.plain, "add": ""}
-        return self._ask(
-            given, {**best.recipe, "algorithm": demands.only(best.settings["algorithm"])}
-        )
+        params = {**best.params, "algorithm": demands.plain, "add": ""}
+        algorithm = demands.only(best.settings["algorithm"])
+        return self._ask(params, {**best.recipe, "algorithm": algorithm})
 
     def _ask(
-        self, given: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+        self, params: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
     ) -> Trial:
+        """The next trial; with these parameters and settings, where they are given."""
         number = len(self.trials)
         seed = int(np.random.SeedSequence([self.config.seed, number]).generate_state(1)[0])
         samplers = self.optuna.samplers
@@ -112,60 +110,63 @@ class Proposals:
             sampler = samplers.TPESampler(
                 seed=seed, n_startup_trials=STARTUP, multivariate=True, group=True
             )
-            self.study.sampler = (
-                sampler if given is None else samplers.PartialFixedSampler(dict(given), sampler)
-            )
-            asked = self.study.ask()
-            drawn = self.space.suggest(asked, given)
-        asked.set_user_attr("settings", dict(settings or drawn))
-        return self._add(asked.number, settings or drawn, asked.params)
+            self.study.sampler = sampler
+            if params is not None:
+                self.study.sampler = samplers.PartialFixedSampler(dict(params), sampler)
+            proposal = self.study.ask()
+            drawn = self.space.suggest(proposal, params)
+        if settings is None:
+            settings = drawn
+        proposal.set_user_attr("settings", dict(settings))
+        return self._add(proposal.number, settings, proposal.params)
 
     def tell(self, outcome: Outcome) -> None:
-        """Record how the first stage of a trial ended, once. One that diverged counts as worse than
-        any score.
+        """Record how the first stage of a trial ended, once.
+
+        One that diverged counts as worse than any score.
         """
         if outcome.trial in self.told:
             return
         self.told.add(outcome.trial)
         states = self.optuna.trial.TrialState
-        state = {"complete": states.COMPLETE, "diverged": states.PRUNED, "failed": states.FAIL}[
-            outcome.state
-        ]
-        self.study.tell(
-            outcome.trial, outcome.score if outcome.state == "complete" else None, state=state
-        )
+        if outcome.state == "complete":
+            self.study.tell(outcome.trial, outcome.score, state=states.COMPLETE)
+        elif outcome.state == "diverged":
+            self.study.tell(outcome.trial, None, state=states.PRUNED)
+        else:
+            self.study.tell(outcome.trial, None, state=states.FAIL)
 
     def importances(self) -> dict[str, float]:
-        """How much each parameter mattered for being among the best, as shares of 1; without those
-        that few trials had.
+        """How much each parameter mattered for being among the best, as shares of 1.
 
         By PED-ANOVA, over the scores of the first stage, in which all trials had the same number of
-        rounds; trials that diverged count like the worst of the others.
+        rounds; trials that diverged count like the worst of the others. Parameters that few trials
+        had are left out.
         """
         states = self.optuna.trial.TrialState
-        trials = [
-            each
-            for each in self.study.get_trials()
-            if each.state in (states.COMPLETE, states.PRUNED)
-        ]
-        scores = [each.value for each in trials if each.value is not None]
+        ended = (states.COMPLETE, states.PRUNED)
+        trials = [trial for trial in self.study.get_trials() if trial.state in ended]
+        scores = [trial.value for trial in trials if trial.value is not None]
         if len(scores) < FEW or min(scores) == max(scores):
             return {}
+
         copy = self.optuna.create_study(direction="maximize")
-        for each in trials:
-            value = min(scores) if each.value is None else each.value
+        counts: Counter[str] = Counter()
+        for trial in trials:
+            counts.update(trial.params.keys())
             copy.add_trial(
                 self.optuna.trial.create_trial(
-                    params=each.params, distributions=each.distributions, value=value
+                    params=trial.params,
+                    distributions=trial.distributions,
+                    value=min(scores) if trial.value is None else trial.value,
                 )
             )
         share = max(0.1, min(0.5, TOP / len(trials)))
+        params = [name for name, count in counts.items() if count >= FEW]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
-            seen = Counter(name for each in trials for name in each.params)
-            params = [name for name, count in seen.items() if count >= FEW]
-            found: dict[str, float] = self.optuna.importance.get_param_importances(
+            importances: dict[str, float] = self.optuna.importance.get_param_importances(
                 copy, evaluator=evaluator, params=params
             )
-        return found
+        return importances
