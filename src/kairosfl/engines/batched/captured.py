@@ -32,7 +32,8 @@ def capture(trainer: Trainer) -> None:
         trainer.task.start(),
         {"lr": 1e-3, "batch_size": size, "epochs": 2, "drop_last": True},
     )
-    brief = Brief(seed=0, round=0, client=client, start=start, **how)
+    own = trainer.task.own_start()
+    brief = Brief(seed=0, round=0, client=client, start=start, own=own, **how)
     try:
         trainer.differentiate = _unwaiting(plain)
         wanted = trainer.follow(brief)
