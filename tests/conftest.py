@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+from collections.abc import Generator, Iterator
 from functools import cache
+from importlib.util import find_spec
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist says how wide its own terminal is
 os.environ["KAIROSFL_CACHE"] = (
@@ -16,6 +19,7 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch is imported, and for the processes that tests start
 
+import pytest
 import torch
 import typer.testing
 
@@ -32,3 +36,28 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # nanobind would report what the interpreter cannot free at its end
+
+
+# The packages of the extras without which most tests still run.
+EXTRAS = {"privacy": "dp_accounting", "tune": "optuna", "files": "pyarrow"}
+ASKED_FOR = re.compile(r"pip install .?kairosfl\[(\w+)\]")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skip a test that Kairos answers with the name of an extra which is not installed."""
+    try:
+        return (yield)
+    except Exception as error:
+        for message in messages(error):
+            extra = ASKED_FOR.search(message)
+            if extra and find_spec(EXTRAS.get(extra[1], "pytest")) is None:
+                pytest.skip(f"the extra {extra[1]} is not installed")
+        raise
+
+
+def messages(error: BaseException | None) -> Iterator[str]:
+    """What an exception says, and those that it was raised from."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__ or error.__context__

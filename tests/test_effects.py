@@ -24,7 +24,7 @@ from kairosfl.engines.batched import Batched
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError
 from kairosfl.rules import RULES, parse
-from kairosfl.rules.pairs import SAID, WITHOUT_EFFECT
+from kairosfl.rules.pairs import SAID
 from kairosfl.tasks.dataset import DataSet, Samples
 from kairosfl.tasks.partitions import natural
 from kairosfl.tasks.task import Task
@@ -119,10 +119,9 @@ def test_each_rule_acts_beside_each_other_one_or_is_refused(name: str) -> None:
 def test_few_pairs_are_merely_said_and_the_page_lists_them() -> None:
     assert len(SAID) <= 10
     page = PAGE.read_text(encoding="utf-8")
-    for one, other in (*SAID, *WITHOUT_EFFECT):
+    for one, other in SAID:
         assert list(RULES).index(one) < list(RULES).index(other)
     sections = {part.split("\n")[0]: part for part in page.split("\n## ")}
-    assert all(f"{one} + {other}" in sections["Refused"] for one, other in WITHOUT_EFFECT)
     rows = [
         line for line in sections["Said at the end of a run"].splitlines() if line.startswith("| `")
     ]
