@@ -143,8 +143,8 @@ def test_moon_and_alt_beside_the_global_model_are_not_warned_of() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("fednova + krum", "^fednova and krum cannot be combined: with keep = 1"),
-        ("krum + pa3fed", "^krum and pa3fed cannot be combined: with keep = 1"),
+        ("fednova + krum", "^fednova and krum cannot be combined: krum takes a single report"),
+        ("krum + pa3fed", "^krum and pa3fed cannot be combined: krum takes a single report"),
         ("bucketing + fednova", "divides every update by its client's own steps"),
         ("nnm + fednova", "divides every update by its client's own steps"),
         (
