@@ -51,6 +51,30 @@ def answers(calls: list[list[str]], folder: Path) -> list[tuple[int, str, str, l
     return [tuple(json.loads(line)) for line in printed.splitlines()]
 
 
+def loaded_by(code: str) -> set[str]:
+    """The modules that a new interpreter has after this code."""
+    command = [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return set(printed.split())
+
+
+HEAVY = {"numpy", "rich", "safetensors", "scipy", "sklearn", "torch"}
+
+
+def test_importing_kairosfl_loads_nothing_but_its_names() -> None:
+    modules = loaded_by("import kairosfl")
+    assert not HEAVY & modules
+    own = {name for name in modules if name.startswith("kairosfl")}
+    assert own == {"kairosfl", "kairosfl.lazy", "kairosfl.moved", "kairosfl.version"}
+
+
+def test_building_the_commands_loads_none_of_what_they_use() -> None:
+    modules = loaded_by("import kairosfl.cli")
+    assert not HEAVY & modules
+    for room in ("data", "engines", "models", "report", "rules", "runs", "tasks"):
+        assert not any(name.startswith(f"kairosfl.{room}") for name in modules), room
+
+
 def misspelled(word: str) -> str:
     return word[:-2] + word[-1] + word[-2] + "x"
 
