@@ -335,7 +335,7 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
 def test_rules_and_detectors_say_where_they_are_not_defined() -> None:
     conv = nn.Conv2d(2, CLASSES, 1)
     refuse(
-        "has no nn.Linear, whose input would be the features that ALT and MOON compare",
+        "has no nn.Linear, whose input would be the features that rules compare",
         conv,
         IMAGES,
         MASK,
