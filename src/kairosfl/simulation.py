@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kairosfl.core.layout import Layout
 from kairosfl.core.round import result
 from kairosfl.core.rule import Algorithm, Rule
 from kairosfl.core.run import Run
@@ -69,19 +70,24 @@ class History:
         initial: The model before training.
         x: The trained parameters after the last of these rounds.
         home: Where the run is recorded.
+        layout: Where the trained parameters lie in x.
     """
 
     metrics: list[dict[str, Any]]
     initial: nn.Module
     x: Tensor
     home: _Home
+    layout: Layout
 
     @cached_property
     def model(self) -> nn.Module:
         """The trained model, on the CPU and in evaluation mode; the model passed to `simulate` is
         not changed.
+
+        Parameters that never leave a client are as they were before training: it is the model of a
+        client that has not trained yet. `model_of` gives that of another one.
         """
-        return load(copy.deepcopy(self.initial), self.x).eval()
+        return load(copy.deepcopy(self.initial), self.x, self.layout).eval()
 
     @property
     def score(self) -> float:
@@ -171,6 +177,7 @@ def simulate(
     kind: str | None = None,
     loss: Loss | None = None,
     metrics: Mapping[str, Metric | Measure] | None = None,
+    own: Sequence[str] = (),
     seed: int = 0,
     engine: str = "auto",
     device: str = "auto",
@@ -216,6 +223,8 @@ def simulate(
         metrics: What is measured on the test set, by name, the main one first: functions from
             outputs and targets to a number per sample, of which the mean is better when higher, or
             a `kairosfl.Metric`.
+        own: Patterns of the parameters that never leave a client, such as ["head.*"]: see Personal
+            models.
         seed: Of everything random but the model, whose initial weights are those passed in.
         engine: "auto", "loop", "batched" or "ray".
         device: "auto", "cpu" or "cuda".
@@ -270,7 +279,8 @@ def simulate(
     sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha} | _dealt(
         dataset, clients, partition
     )
-    sections["model"] = {"name": GIVEN + type(model).__name__}
+    patterns = own if isinstance(own, str) else list(own)
+    sections["model"] = {"name": GIVEN + type(model).__name__, "own": patterns}
     named = {key: {k: _scalar(v) for k, v in section.items()} for key, section in sections.items()}
     config = resolve(
         {
@@ -281,9 +291,17 @@ def simulate(
     )
     if not isinstance(algorithm, str):
         config = replace(config, algorithm=Algorithm() + algorithm)
-    own = clients is not None and not isinstance(clients, int | np.integer)
-    population = _population(clients) if own else divide(config, dataset)
-    task = Task(initial, dataset, population, loss, config.data.augmentation(), metrics)  # type: ignore[arg-type]
+    dealt = clients is not None and not isinstance(clients, int | np.integer)
+    population = _population(clients) if dealt else divide(config, dataset)
+    task = Task(
+        initial,
+        dataset,
+        population,
+        loss,  # type: ignore[arg-type]
+        config.data.augmentation(),
+        metrics,
+        own=config.model.own,
+    )
     if cohort is None:
         config = replace(config, train=replace(config.train, cohort=min(COHORT, len(task.clients))))
     config.train.check_cohort(len(task.clients))
@@ -311,7 +329,7 @@ def _run(
         )
     if folder.summary().get("rounds", 0) >= config.train.rounds:
         folder.check(about_of(config, task), task)
-        return History(folder.rows(), task.model, _result(config, task, folder), home)
+        return History(folder.rows(), task.model, _result(config, task, folder), home, task.layout)
     with folder.locked():
         return _train(config, task, home, folder, begun, on_round, progress)
 
@@ -343,7 +361,7 @@ def _train(
         if on_round is None:
             return None
         try:
-            answer = on_round(History(list(rows), task.model, x, home))
+            answer = on_round(History(list(rows), task.model, x, home, task.layout))
         except StopIteration:
             return False
         return None if answer is None else bool(answer)
@@ -359,7 +377,8 @@ def _train(
             recorded = begin(prepared, folder, command="kairosfl.simulate", **listeners)
             folder.say(prepared.method)
         execute(recorded, prepared.engine)
-    return History(rows, task.model, last[0] if last else _result(config, task, folder), home)
+    x = last[0] if last else _result(config, task, folder)
+    return History(rows, task.model, x, home, task.layout)
 
 
 def _continued(config: RunConfig, folder: Folder) -> RunConfig:

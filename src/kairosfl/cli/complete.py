@@ -15,7 +15,7 @@ from kairosfl import names
 KEYS = {
     "data": "name clients partition alpha minimum shards labels_per_client class_counts balance nearest normalise "
     "noise augment crops padding validation partition_seed",
-    "model": "name start",
+    "model": "name start own",
     "task": "file function",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
     "clip_after schedule gamma milestones lr_min",

@@ -72,6 +72,7 @@ class Model:
 
     name: str = "mlp"
     start: str = ""  # a run folder whose model is the starting point; empty: a new model
+    own: tuple[str, ...] = ()  # patterns of the parameters that never leave a client
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -365,6 +365,7 @@ def facts(task: Task) -> dict[str, Any]:
     return {
         "parameters": task.layout.size,
         "layout_hash": task.layout.hash,
+        "own": sorted(task.own_names),  # of the parameters that never leave a client
         "clients": len(task.clients),
         "partition": task.clients.dealt,
         "base_hash": task.base_hash,  # of the frozen part; null: the whole model is trained

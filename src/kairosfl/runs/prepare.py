@@ -280,7 +280,8 @@ def _built_in(config: RunConfig, shared: Shared) -> Task:
         seed=config.seed,
         **options,
     )
-    return Task(model, dataset, clients, augment=config.data.augmentation())
+    augment = config.data.augmentation()
+    return Task(model, dataset, clients, augment=augment, own=config.model.own)
 
 
 def partition_seed(config: RunConfig) -> int:
@@ -314,6 +315,7 @@ def _kind(config: RunConfig, task: Task) -> str:
     noised = (data, partition_seed(config)) if data.noise else ()
     samples = (data.name, data.options, data.augmentation(), data.validation, data.normalise)
     alike: list[Any] = [*samples, noised, config.model, engine, task.base_hash]
+    alike.append(sorted(task.own_names))
     if config.task.file:
         alike += [config.task, *_identity(task)]
     return repr(alike)

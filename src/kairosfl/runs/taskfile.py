@@ -35,7 +35,7 @@ from kairosfl.tasks.task import Task
 Function = Callable[..., Any]
 Divide = Callable[[RunConfig, DataSet], Population]
 Once = Callable[[DataSet], DataSet]
-OF_TASK = ("model", "clients", "loss", "metrics")
+OF_TASK = ("model", "clients", "loss", "metrics", "own")
 OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {
     "fields"
 }
@@ -73,7 +73,8 @@ def build(config: RunConfig, divide: Divide, once: Once, client: int | None = No
     dataset = once(hashed(task.dataset))
     if path is not None:
         dataset = replace(dataset, hashes={**dataset.hashes, path.name: key})
-    task = replace(task, dataset=dataset, model=copy.deepcopy(task.model))
+    own = _own(config, task)
+    task = replace(task, dataset=dataset, model=copy.deepcopy(task.model), own=own)
     task.check()
     return task
 
@@ -295,6 +296,17 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
     elif not isinstance(clients, Population):
         clients = Population.from_lists(clients)
     return Task(model, dataset, clients, augment=config.data.augmentation(), **given)
+
+
+def _own(config: RunConfig, task: Task) -> tuple[str, ...]:
+    """Which parameters never leave a client: as [model] says, or the task itself."""
+    asked, stated = config.model.own, tuple(task.own)
+    if asked and stated and asked != stated:
+        raise UserError(
+            f"model.own = {list(asked)} contradicts {config.task.function}() in "
+            f"{config.task.file}, whose task has own = {list(stated)}; leave one of them out."
+        )
+    return asked or stated
 
 
 def _check_unused(config: RunConfig, function: Function, made: Task | Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +20,7 @@ from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
 from kairosfl.tasks.kinds import CLASSED, KINDS, Loss
 from kairosfl.tasks.metrics import Measure, Metric, class_scores, mean, named
+from kairosfl.tasks.owned import own_names
 from kairosfl.tasks.population import Population, own_tests
 from kairosfl.tasks.prepare import prepare
 from kairosfl.tasks.streamed import Streamed
@@ -47,7 +47,8 @@ class Task:
         metrics: What is measured on the test set, by name, the main one first; by default those of
             the data's kind. A plain function returns a number per sample, whose mean is better when
             higher; for others use `Metric`.
-        own: Names of trained parameters that never leave a client, or patterns such as "head.*".
+        own: Names of trained parameters that never leave a client, or shell patterns of them such
+            as "head.*".
         pairs: Low-rank pairs of the model, as `(a, b, base, scale)`: the names of two trained
             tensors and of the frozen one to which scale · b a is added.
 
@@ -65,6 +66,8 @@ class Task:
     pairs: Sequence[tuple[str, str, str, float]] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.own, str):
+            object.__setattr__(self, "own", (self.own,))
         self.clients.check(len(self.dataset.train))
         if self.clients.tests is not None:
             self.clients.tests.check_range(len(self.dataset.test), "test samples")
@@ -147,22 +150,7 @@ class Task:
     @cached_property
     def own_names(self) -> frozenset[str]:
         """The names of the trained parameters that never leave a client."""
-        names = [
-            name
-            for name in trained(self.model)
-            if any(fnmatch(name, pattern) for pattern in self.own)
-        ]
-        for pattern in self.own:
-            if not any(fnmatch(name, pattern) for name in names):
-                listed = ", ".join(trained(self.model))
-                raise UserError(
-                    f"own = {pattern!r} is the name of no trained parameter; there are {listed}."
-                )
-        if names and len(names) == len(trained(self.model)):
-            raise UserError(
-                f"own = {list(self.own)} leaves nothing to share; leave some parameters out."
-            )
-        return frozenset(names)
+        return own_names(self.model, self.own)
 
     def own_start(self) -> Tensor | None:
         """The own part of a client that has not trained yet; None where the model has none."""

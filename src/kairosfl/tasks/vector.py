@@ -181,11 +181,18 @@ def flatten(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in trained(model).values()])
 
 
-def load(model: nn.Module, x: Tensor) -> nn.Module:
-    """The model with its trained parameters copied from the vector."""
+def load(model: nn.Module, x: Tensor, layout: Layout | None = None) -> nn.Module:
+    """The model with its trained parameters copied from the vector.
+
+    Args:
+        model: It is changed in place.
+        x: The parameters.
+        layout: Where they lie in x; parameters that it leaves out stay as they are. By default all
+            that are trained, in the model's order.
+    """
+    parameters = trained(model)
+    layout = layout_of(model) if layout is None else layout
     with torch.no_grad():
-        for (_, value), parameter in zip(
-            layout_of(model).views(x), trained(model).values(), strict=True
-        ):
-            parameter.copy_(value.reshape(parameter.shape))
+        for name, tensor in layout.views(x):
+            parameters[name].copy_(tensor.reshape(parameters[name].shape))
     return model
