@@ -23,6 +23,29 @@ class UserError(ValueError):
         super().__init__(shortened(message))
 
 
+class StageError(UserError):
+    """What went wrong first in a run with engine `debug`, and in which stage of which round.
+
+    What a rule or a model raised is its `__cause__`, with its traceback.
+
+    Args:
+        message: The sentence.
+        stage: The hook, or "train".
+        round: The round, counted from 1.
+        part: The rule or detector, or the layer of the model; empty: none of them.
+        client: Which one trained; None: none.
+    """
+
+    def __init__(
+        self, message: str, *, stage: str, round: int, part: str = "", client: int | None = None
+    ) -> None:
+        super().__init__(message[:1].upper() + message[1:])
+        self.stage = stage
+        self.round = round
+        self.part = part
+        self.client = client
+
+
 def shortened(message: str) -> str:
     """A message without its middle, if that is long: the beginning names the field, the end the
     fix.

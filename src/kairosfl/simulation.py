@@ -226,7 +226,7 @@ def simulate(
         own: Patterns of the parameters that never leave a client, such as ["head.*"]: see Personal
             models.
         seed: Of everything random but the model, whose initial weights are those passed in.
-        engine: "auto", "loop", "batched" or "ray".
+        engine: "auto", "loop", "batched", "ray", or "debug", which names the stage that goes wrong.
         device: "auto", "cpu" or "cuda".
         out: A run folder, as the command line writes one. If it has a run with the same arguments,
             that is continued from its last checkpoint, including its weights; a finished one is

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kairosfl.cli import complete
-from kairosfl.errors import UserError, close
+from kairosfl.errors import StageError, UserError, close
 from kairosfl.wording import counted, measured
 
 # Newer versions of Typer contain a copy of click and no longer bring the package: these are the
@@ -118,14 +118,15 @@ def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> 
     how to resume.
 
     If `verbose`, the traceback of the exception that caused a user error is printed before the
-    sentence.
+    sentence; with engine `debug` it always is.
     """
     first = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminate) if first else None
     try:
         yield
     except UserError as error:
-        if verbose and error.__cause__ is not None:
+        traced = verbose or isinstance(error, StageError)
+        if traced and error.__cause__ is not None:
             typer.echo("".join(traceback.format_exception(error.__cause__)).rstrip(), err=True)
         typer.echo(f"kairosfl: {printable(str(error))}", err=True)
         raise typer.Exit(2) from None

@@ -8,6 +8,7 @@ from kairosfl.lazy import attach
 
 if TYPE_CHECKING:
     from kairosfl.engines.batched import Batched
+    from kairosfl.engines.debug import Debug
     from kairosfl.engines.loop import Loop
     from kairosfl.engines.ray import Ray as Ray  # not in __all__: it needs the extra `ray`
 else:
@@ -15,9 +16,10 @@ else:
         "kairosfl.engines",
         {
             "Batched": "kairosfl.engines.batched",
+            "Debug": "kairosfl.engines.debug",
             "Loop": "kairosfl.engines.loop",
             "Ray": "kairosfl.engines.ray",
         },
     )
 
-__all__ = ["Batched", "Loop"]
+__all__ = ["Batched", "Debug", "Loop"]

@@ -22,6 +22,8 @@ class Loop(Evaluator):
         precision: "float32", or on a GPU "tf32".
     """
 
+    trains: type[Trainer] = Trainer
+
     def __init__(
         self, task: Task, device: torch.device | str = "cpu", *, precision: str = "float32"
     ) -> None:
@@ -30,7 +32,7 @@ class Loop(Evaluator):
             raise UserError(
                 "run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'."
             )
-        self.trainer = Trainer(task, torch.device(device))
+        self.trainer = self.trains(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
 
     def train(self, briefs: Briefs) -> Reports:

@@ -116,7 +116,7 @@ class Execution:
 
 # begins the name of data, clients and a model that were passed to `kairosfl.simulate`
 GIVEN = "python:"
-ENGINES = ("auto", "loop", "batched", "ray")
+ENGINES = ("auto", "loop", "batched", "ray", "debug")
 THREADS = 1024
 DEEP = 16  # tables and lists inside each other
 PRECISIONS = ("auto", "float32", "tf32", "bfloat16")

@@ -114,6 +114,10 @@ def _engine(run: Execution, task: Task, cohorts: Sequence[int]) -> Engine:
             gpus=1.0 if run.device.startswith("cuda") else 0.0,
             threads=run.threads,
         )
+    if run.engine == "debug":
+        from kairosfl.engines.debug import Debug
+
+        return Debug(task, run.device, precision=run.precision)
     return Loop(task, run.device, precision=run.precision)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kairosfl import data, models
+from kairosfl.core.checked import checked
 from kairosfl.core.layout import Layout
 from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Setup
@@ -185,7 +186,10 @@ def ready(config: RunConfig, task: Task, because: str = "") -> Ready:
 def setup_of(config: RunConfig, task: Task) -> Setup:
     """What stays the same throughout a run of this configuration."""
     setup = setup_without_data(config, task.layout, len(task.clients), own=task.own_start())
-    return replace(setup, sizes=task.clients.sizes)
+    setup = replace(setup, sizes=task.clients.sizes)
+    if config.run.engine == "debug":
+        setup = checked(setup)
+    return setup
 
 
 def setup_without_data(
