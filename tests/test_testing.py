@@ -460,6 +460,9 @@ class RebasesFromAGlobal(Good):
 class Measures(Good):
     """Measures everyone before it chooses; in a round in which nobody answers, as planned."""
 
+    def traits(self) -> Traits:
+        return Traits(needs={"score_before"})
+
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if now.measured is None:
             return replace(
