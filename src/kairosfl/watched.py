@@ -49,8 +49,8 @@ class Watched(Rule):
         self.require(
             same,
             hook,
-            "returns something else when called again with the same arguments; take random numbers from now.stream "
-            "and keep nothing outside the state",
+            "returns something else when called again with the same arguments; take random numbers "
+            "from now.stream and keep nothing outside the state",
         )
 
     def server(self, now: Round) -> State:
@@ -91,14 +91,12 @@ class Watched(Rule):
         after: Memory = self._call("observe", memory, now)
         for order, swapped in self._orders(len(now.reports)):
             again = self.rule.observe(*self._rearranged(memory, now, order))
-            same = all(
-                _close(again.state[name], value) or _close(again.state[name], value[order])
-                for name, value in after.state.items()
-            )
-            same = same and all(
-                _close(again.rows[name], value[order]) for name, value in after.rows.items()
-            )
-            self.require(same, "observe", swapped)
+            for name, rows in after.rows.items():
+                self.require(_close(again.rows[name], rows[order]), "observe", swapped)
+            for name, value in after.state.items():  # which may hold one entry per reporter
+                state = again.state[name]
+                same = _close(state, value) or _close(state, value[order])
+                self.require(same, "observe", swapped)
         return after
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
@@ -113,10 +111,9 @@ class Watched(Rule):
         vectors: Tensor = self._call("personal", x, ids, memory, now)
         every = vectors.expand(len(ids), -1)
         for order, swapped in self._orders(len(ids)):
-            rows = {name: entry[order] for name, entry in memory.rows.items()}
-            asked_again = self.rule.personal(
-                x if x.ndim == 1 else x[order], ids[order], memory.replace(rows=rows), now
-            )
+            vector = x if x.ndim == 1 else x[order]
+            theirs = memory.replace(rows=_taken(memory.rows, order))
+            asked_again = self.rule.personal(vector, ids[order], theirs, now)
             same = _close(asked_again.expand(len(ids), -1), every[order])
             self.require(same, "personal", swapped)
         return vectors
@@ -131,15 +128,15 @@ class Watched(Rule):
 
     def _call(self, hook: str, *arguments: Any) -> Any:
         """The rule's answer, checked; its arguments must be unchanged after the call."""
-        given = tuple(self._alone(argument) for argument in arguments)
-        before, kept, own = still(given), copy.deepcopy(given), still(vars(self.rule))
+        alone = tuple(self._alone(argument) for argument in arguments)
+        before, kept, own = still(alone), copy.deepcopy(alone), still(vars(self.rule))
         try:
-            answer = getattr(self.rule, hook)(*given)
+            answer = getattr(self.rule, hook)(*alone)
         except Exception as error:
-            fault = f"fails in {hook}{self._when(given)}, {cause(error)}"
+            fault = f"fails in {hook}{self._when(alone)}, {cause(error)}"
             raise AssertionError(sentence(self.rule, fault)) from error
         self.require(
-            still(given) == before,
+            still(alone) == before,
             hook,
             "changes its arguments in place; return new tensors instead",
         )
@@ -159,37 +156,34 @@ class Watched(Rule):
 
     def _alone(self, argument: Any) -> Any:
         """A round in which the rule itself takes part, not the one that watches it."""
-        return (
-            replace(argument, algorithm=Algorithm((self.rule,)))
-            if isinstance(argument, Round)
-            else argument
-        )
+        if isinstance(argument, Round):
+            return replace(argument, algorithm=Algorithm((self.rule,)))
+        return argument
 
     def _when(self, arguments: tuple[Any, ...]) -> str:
         reports = arguments[-1].reports
-        few = isinstance(reports, Reports) and len(reports) < COHORT
-        return f" when only {len(reports)} of {COHORT} clients report" if few else ""
+        if isinstance(reports, Reports) and len(reports) < COHORT:
+            return f" when only {len(reports)} of {COHORT} clients report"
+        return ""
 
     def _rearranged(self, memory: Memory, now: Round, order: Tensor) -> tuple[Memory, Round]:
         """The same cohort in another order: rows, briefs, reports, weights and factors."""
-        rows = {name: entry[order] for name, entry in memory.rows.items()}
         changes: dict[str, Any] = {
             "briefs": now.briefs.take(order),
             "reports": now.reports.take(order),
         }
-        if isinstance(now.took, Tensor):
-            changes["took"] = now.took[order]
-        if isinstance(now.weights, Tensor):
-            changes["weights"] = now.weights[order]
-        if isinstance(now.factors, Tensor):
-            changes["factors"] = now.factors[order]
-        sent = {name: entry[order] for name, entry in memory.sent.items()}
-        return replace(memory, rows=rows, sent=sent), replace(
-            now, algorithm=Algorithm((self.rule,)), **changes
-        )
+        for name in ("took", "weights", "factors"):
+            numbers = getattr(now, name)
+            if isinstance(numbers, Tensor):  # which this round has already
+                changes[name] = numbers[order]
+        rearranged = replace(now, algorithm=Algorithm((self.rule,)), **changes)
+        rows, sent = _taken(memory.rows, order), _taken(memory.sent, order)
+        return replace(memory, rows=rows, sent=sent), rearranged
 
     def _orders(self, m: int) -> Iterator[tuple[Tensor, str]]:
-        for shift in {1, m - 1} if m > 1 else ():
+        if m < 2:
+            return
+        for shift in {1, m - 1}:
             yield torch.arange(m).roll(shift), "depends on the order of the clients"
 
     def require(self, holds: bool, hook: str, fault: str) -> None:
@@ -212,18 +206,15 @@ class WatchedBase(Watched):
 def still(value: Any) -> Any:
     """A value as nested tuples of plain things, equal when all bits are."""
     if isinstance(value, Tensor):
-        plain = (
-            value.float() if value.dtype == torch.bfloat16 else value
-        )  # of which numpy has no type
+        plain = value
+        if value.dtype == torch.bfloat16:  # of which numpy has no type
+            plain = value.float()
         return value.dtype, value.shape, plain.numpy(force=True).tobytes()
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, Table):
-        return (
-            "table",
-            tuple(value.ids),
-            still(value.rows(torch.tensor(value.ids, dtype=torch.int64))),
-        )
+        ids = torch.tensor(value.ids, dtype=torch.int64)
+        return "table", tuple(value.ids), still(value.rows(ids))
     if isinstance(value, Algorithm):
         return tuple(rule.name() for rule in value.rules)
     if isinstance(value, Rule):
@@ -237,17 +228,27 @@ def still(value: Any) -> Any:
     return repr(value)
 
 
+def _taken(rows: State, order: Tensor) -> State:
+    """The rows of the same clients in another order."""
+    return {name: column[order] for name, column in rows.items()}
+
+
 def _close(one: Tensor, other: Tensor, size: float = 0.0) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return one.shape == other.shape and torch.equal(one, other)
-    scale = max(size, float(other.abs().nan_to_num().max()) if other.numel() else 0.0)
+    scale = size
+    if other.numel():
+        scale = max(size, float(other.abs().nan_to_num().max()))
     return torch.allclose(one, other, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
 
 
 def cause(error: Exception) -> str:
     """Its type and the first line of its message."""
+    kind = type(error).__name__
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__} ({lines[0].rstrip('.')})" if lines else type(error).__name__
+    if not lines:
+        return kind
+    return f"{kind} ({lines[0].rstrip('.')})"
 
 
 def sentence(rule: Any, fault: str) -> str:

@@ -244,12 +244,11 @@ def _state(state: Any) -> None:
 
 
 def _direction(direction: Any, before: Tensor) -> None:
-    alike = isinstance(direction, Tensor) and direction.shape == before.shape
-    fits = alike and direction.dtype == before.dtype and direction.device == before.device
     fault = f"returns {described(direction)} where the direction is {described(before)}"
-    if alike and direction.device != before.device:
-        fault = f"returns a direction on {direction.device} where the model is on {before.device}"
-    require(fits, fault)
+    require(isinstance(direction, Tensor), fault)
+    require(direction.shape == before.shape and direction.dtype == before.dtype, fault)
+    fault = f"returns a direction on {direction.device} where the model is on {before.device}"
+    require(direction.device == before.device, fault)
     require(_finite(direction), "returns a direction that is not finite")
 
 

@@ -90,19 +90,19 @@ class Checking(Trainer):
         self,
         brief: Brief,
         start: Tensor,
-        mine: Tensor,
+        samples: Tensor,
         second: Second | None = None,
         purpose: str = "batches",
     ) -> Visit:
         self._phase(purpose)
-        visit = super()._train(brief, start, mine, second, purpose)
+        visit = super()._train(brief, start, samples, second, purpose)
         self._check_weights()
         self._phase("batches")
         return visit
 
-    def _train_second(self, brief: Brief, second: Second, w: Tensor, mine: Tensor) -> None:
+    def _train_second(self, brief: Brief, second: Second, w: Tensor, samples: Tensor) -> None:
         self._phase("second batches")
-        super()._train_second(brief, second, w, mine)
+        super()._train_second(brief, second, w, samples)
         self._phase("batches")
 
     def _phase(self, purpose: str) -> None:
