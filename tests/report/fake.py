@@ -133,6 +133,7 @@ def write_run(
                 "epochs": float(epochs.mean()),
                 "epochs_total": int(epochs.sum()),
                 "steps": int(epochs.sum()) * 5,
+                "passes": int(epochs.sum()) * 300,
                 "bytes_down": cohort * 490280,
                 "bytes_up": cohort * 490280,
                 "lr": lr,

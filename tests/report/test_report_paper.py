@@ -218,6 +218,23 @@ def test_a_latex_table_has_the_chosen_columns_the_best_in_bold_a_caption_and_a_l
     )
 
 
+def test_passes_are_a_column_if_asked_for_and_a_dash_where_they_were_not_recorded(tmp_path):
+    for name, algorithm in (("a", "fedavg"), ("b", "fedprox(mu=0.01)")):
+        fake.write_run(tmp_path / name, algorithm=algorithm, rounds=10, planned=10)
+    lines = (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        del row["passes"]  # as in runs of version 0.2
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "b" / "metrics.jsonl").write_text(text)
+
+    found = compare([tmp_path], 0.45)
+    texts = [row["passes"] for row in found.table(["passes"])]
+    assert texts == ["90000", "–"]  # 10 rounds, 10 clients, 3 epochs, 300 passes each
+    assert "passes" not in found.table()[0]
+    assert [row["passes"]["count"] for row in found.numbers()] == [1, 0]
+
+
 def test_what_cannot_be_ranked_is_not_bold(tmp_path):
     fake.write_run(tmp_path / "a", algorithm="fedavg", top=0.5)
     fake.write_run(tmp_path / "b", algorithm="alt", top=0.9, rounds=20, planned=40, done=False)

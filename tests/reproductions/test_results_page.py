@@ -48,6 +48,8 @@ def write_run(folder, name, seed, accuracies, *, rounds=None):
                 "critical": number < 3,
             }
             row["epochs_total"] = 3
+            row |= {"samples": 150, "steps": 15, "passes": 347 + number}
+            row |= {"bytes_down": 8000, "bytes_up": 4000}
             lines.write(json.dumps(row) + "\n")
     return path
 
@@ -82,8 +84,41 @@ def test_runs_are_found_by_their_configuration(folder):
         "value": [0.1, 0.2, 0.3, 0.3, 0.3, 0.38],
     }
     assert first["runs"][0]["seconds"] == 3.0
+    assert first["runs"][0]["a_round"] == {
+        "samples": 150.0,
+        "steps": 15.0,
+        "passes": 350.5,  # 348 to 353
+        "bytes_down": 8000.0,
+        "bytes_up": 4000.0,
+    }
     assert first["config"]["algorithm"] == "fedavg"
     assert "seed" not in first["config"]
+
+
+def test_what_a_round_took_is_not_known_of_runs_that_recorded_it_in_some_rounds(tmp_path):
+    path = write_run(tmp_path, "digits-fedavg", 0, [0.1, 0.2])
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    before = json.loads(lines[0])
+    del before["passes"]
+    (path / "metrics.jsonl").write_text(json.dumps(before) + "\n" + lines[1])
+    (run,) = collect([tmp_path], ITEM)["cells"]["digits-fedavg"]["runs"]
+    assert run["a_round"]["passes"] is None
+    assert run["a_round"]["steps"] == 15.0
+
+
+def test_results_of_earlier_versions_give_the_same_pages(folder):
+    new = collect([folder / "runs"], ITEM)
+    old = json.loads(json.dumps(new))
+    for cell in old["cells"].values():
+        for run in cell["runs"]:
+            del run["a_round"]
+    pages = []
+    for version, results in (("new", new), ("old", old)):
+        save(results, folder / version / "results")
+        page = write_results_page(folder / version / "results", folder / version / "results.md")
+        details = folder / version / "results" / "tiny.md"
+        pages.append((page.read_text(), details.read_text()))
+    assert pages[0] == pages[1]
 
 
 def test_the_table_and_the_gain_by_hand(folder):

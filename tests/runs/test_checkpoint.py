@@ -16,7 +16,7 @@ from kairosfl.core.layout import Entry, Layout
 from kairosfl.core.run import Setup
 from kairosfl.detectors import FGN, Signals
 from kairosfl.runs import checkpoint
-from kairosfl.runs.checkpoint import Checkpoints, _checksum, rounds_done
+from kairosfl.runs.checkpoint import Checkpoints, Writing, _checksum, rounds_done
 
 D = 5
 
@@ -276,7 +276,6 @@ def test_memory_that_runs_out_is_no_fault_of_the_checkpoint(tmp_path, monkeypatc
 def test_by_itself_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypatch):
     clock = 100.0
     monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock)
-    monkeypatch.setattr(Checkpoints, "written", 0.0)
     checkpoints = Checkpoints(tmp_path)
     for took, pause, wanted in [
         (0.9, 0.1, True),
@@ -292,7 +291,8 @@ def test_by_itself_writing_takes_at_most_a_tenth_of_the_time(tmp_path, monkeypat
 
 
 def test_runs_share_the_tenth(tmp_path, monkeypatch):
-    clock, runs = 100.0, [Checkpoints(tmp_path / name) for name in "ab"]
+    clock, writing = 100.0, Writing()
+    runs = [Checkpoints(tmp_path / name, writing=writing) for name in "ab"]
     monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock)
     write = Checkpoints._write
 
@@ -315,3 +315,5 @@ def test_runs_share_the_tenth(tmp_path, monkeypatch):
     ]  # since the first ended, four seconds were written
     clock = 102.0 + 40.0
     assert [each.due(20, 0) for each in runs] == [True, True]
+    assert writing.seconds == 4.0
+    assert Checkpoints(tmp_path / "c").writing.seconds == 0.0  # a run apart from these

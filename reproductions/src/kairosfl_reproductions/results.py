@@ -25,6 +25,8 @@ POINTS = 100  # at most, per curve
 DIGITS = 4
 WORDED, WORDED_CELL = ("title", "claim", "note", "sources", "hardware"), ("reading", "printed")
 ABOUT = ("version", "git", "torch", "python", "device", "engine", "precision")
+# What a round cost: columns of metrics.jsonl that are sums over the clients that reported.
+A_ROUND = ("samples", "steps", "passes", "bytes_down", "bytes_up")
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
@@ -299,9 +301,18 @@ def _entry(run: RecordedRun, seed: int, item: Item) -> dict[str, Any]:
         "evaluated": load(run.path / "config.toml").run.eval_every,
         **{key: about.get(key) for key in ABOUT},
         "seconds": round(float(run.column("seconds").sum()), 1),
+        "a_round": {name: _mean_of(run, name) for name in A_ROUND},
         "values": {name: _rounded(MEASURES[name].of(run)) for name in item.measures},
         "curves": {name: _curve(run, name) for name in ("accuracy", *item.traces)},
     }
+
+
+def _mean_of(run: RecordedRun, name: str) -> float | None:
+    """The mean of a column over the rounds; None where one lacks it, as in runs of old versions."""
+    numbers = run.column(name)
+    if len(numbers) < len(run.rows):
+        return None
+    return round(float(numbers.mean()), 1)
 
 
 def _curve(run: RecordedRun, name: str) -> dict[str, list[float]]:

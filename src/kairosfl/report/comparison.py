@@ -11,7 +11,7 @@ from kairosfl.report.read import read_study
 from kairosfl.report.tables import Row, cells, chosen_target, results, results_table
 
 # Columns that are shown only in the page and the files.
-WIDE = ("final", "worst clients", "cohort", "e-LUD", "seconds")
+WIDE = ("final", "worst clients", "passes", "cohort", "e-LUD", "seconds")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ _HEADS = {
     "MB to target": "MB to {goal}",
     "MB": "MB",
     "epochs": "Client epochs",
+    "passes": "Passes of samples",
     "cohort": "Clients per round",
     "e-LUD": "e-LUD",
     "seconds": "Seconds",

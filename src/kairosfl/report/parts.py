@@ -32,6 +32,7 @@ _HEADS = {
     "MB to target": "Megabytes, down and up, until then",
     "MB": "Megabytes, down and up, in total",
     "epochs": "Local epochs of all clients in all rounds",
+    "passes": "How often clients ran the model over a sample, forward and backward, in all rounds",
     "cohort": "Mean number of clients per round",
     "e-LUD": "Mean local update diversity",
     "seconds": (
@@ -42,7 +43,7 @@ _HEADS = {
 _RANKED = ("final 10 %", "final", "best", "worst clients")
 # Columns that are hidden until they are chosen; so are the parameters of a sweep, which labels
 # contain.
-EXTRA = ("final", "epochs", "cohort", "e-LUD", "seconds")
+EXTRA = ("final", "epochs", "passes", "cohort", "e-LUD", "seconds")
 PARAMETER = "="  # before the names of columns that are parameters
 AFTER = "final 10 %"  # the comparison follows this column
 CLEAR, SIGNIFICANT = ' class="clear"', 0.05

@@ -92,6 +92,7 @@ class Row:
     bytes_to_target: Spread
     bytes: Spread
     epochs: Spread
+    passes: Spread  # how often clients ran the model over a sample, measurements included
     cohort: Spread
     elud: Spread
     seconds: Spread
@@ -165,6 +166,7 @@ def _row(group: Group, target: float, baseline: bool) -> Row:
         bytes_to_target=over(lambda run: reach(run, _bytes(run), target)),
         bytes=over(lambda run: _last(_bytes(run))),
         epochs=over(lambda run: _last(run.total("epochs_total"))),
+        passes=over(lambda run: _last(run.total("passes"))),
         cohort=over(lambda run: _mean(run.column("cohort"))),
         elud=over(lambda run: _mean(run.column("elud"))),
         seconds=over(lambda run: _last(run.total("seconds"))),
@@ -414,6 +416,7 @@ def cells(row: Row) -> dict[str, str]:
         "MB to target": megabytes(row.bytes_to_target),
         "MB": megabytes(row.bytes),
         "epochs": row.epochs.text(0),
+        "passes": row.passes.text(0),
         "cohort": row.cohort.text(1),
         "e-LUD": row.elud.text(2),
         "seconds": row.seconds.text(1),

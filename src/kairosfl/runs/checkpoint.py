@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -37,6 +37,13 @@ T = TypeVar("T")
 
 
 @dataclass
+class Writing:
+    """How long the checkpoints of all runs have taken that train side by side, in seconds."""
+
+    seconds: float = 0.0
+
+
+@dataclass
 class Checkpoints:
     """The checkpoints of one run folder. Remembers where every row is and the checksums of the
     files.
@@ -49,10 +56,9 @@ class Checkpoints:
     sums: dict[str, int] = field(default_factory=dict)  # checksum of every file that is in use
     took: float = 0.0  # seconds, by the last one
     ended: float = 0.0  # when it was complete
-    before: float = 0.0  # `written` at that time
-    written: ClassVar[float] = (
-        0.0  # seconds that the checkpoints of all runs in this process have taken
-    )
+    # of this run and those beside it, and how much that was when the last one was complete
+    writing: Writing = field(default_factory=Writing)
+    before: float = 0.0
 
     def due(self, round: int, every: int) -> bool:
         """Whether to write one after this round: every `every` rounds.
@@ -64,7 +70,7 @@ class Checkpoints:
             return False
         if every or self.took <= SLOW:
             return True
-        others = Checkpoints.written - self.before
+        others = self.writing.seconds - self.before
         return SHARE * (time.perf_counter() - self.ended) >= others + self.took
 
     def save(self, run: Run, about: dict[str, Any]) -> None:
@@ -117,8 +123,8 @@ class Checkpoints:
         self._tidy()
         self.ended = time.perf_counter()
         self.took = self.ended - began
-        Checkpoints.written += self.took
-        self.before = Checkpoints.written
+        self.writing.seconds += self.took
+        self.before = self.writing.seconds
 
     def load(self, blank: Run) -> tuple[Run, list[str]]:
         """The newest intact checkpoint loaded into a blank run, and a line for each broken one that

@@ -15,6 +15,7 @@ from kairosfl.core.fields import Briefs, Reports
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
 from kairosfl.runs import experiment
+from kairosfl.runs.checkpoint import Writing
 from kairosfl.runs.engines import SharedEngine
 from kairosfl.runs.folder import Folder
 from kairosfl.runs.lock import Displaced
@@ -38,6 +39,7 @@ class Pending:
         begun: Whether it is one that goes on.
         notify: Called with the metrics of every round.
         watch: Called with the metrics and the vector of every round; may end the run.
+        writing: How long the checkpoints of all runs of the sweep or search have taken.
     """
 
     name: str
@@ -46,14 +48,19 @@ class Pending:
     begun: bool
     notify: experiment.Notify | None = None
     watch: experiment.Watch | None = None
+    writing: Writing | None = None
 
     def open(self, engine: Engine, command: str) -> experiment.RecordedRun:
         """Begin it, or continue it if it was begun."""
         prepared = self.ready.on(engine)
-        listeners: dict[str, Any] = {"notify": self.notify, "watch": self.watch}
+        others: dict[str, Any] = {
+            "notify": self.notify,
+            "watch": self.watch,
+            "writing": self.writing,
+        }
         if self.begun:
-            return experiment.reopen(prepared, self.folder, **listeners)
-        return experiment.begin(prepared, self.folder, command=command, **listeners)
+            return experiment.reopen(prepared, self.folder, **others)
+        return experiment.begin(prepared, self.folder, command=command, **others)
 
 
 class Together:

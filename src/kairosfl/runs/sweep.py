@@ -20,6 +20,7 @@ from typing import Any
 
 from kairosfl.errors import UserError
 from kairosfl.runs import experiment
+from kairosfl.runs.checkpoint import Writing
 from kairosfl.runs.combinations import combinations
 from kairosfl.runs.config import RunConfig, resolve, tables
 from kairosfl.runs.files import write_json
@@ -101,6 +102,7 @@ def _run_members(
     if watch:
         listeners = {name: watch(name, rounds) for name, rounds in done.items()}
     shared = Shared()
+    writing = Writing()
     for member in members:
         folder = Folder(out / member.name, say, guard)
         begun = (folder.path / "config.toml").is_file()
@@ -111,7 +113,8 @@ def _run_members(
             continue
         config = folder.config() if begun else member.config
         run = ready(config, build_task(config, shared=shared))
-        pending = Pending(member.name, run, folder, begun, listeners.get(member.name))
+        notify = listeners.get(member.name)
+        pending = Pending(member.name, run, folder, begun, notify, writing=writing)
         if run.kind:
             together.setdefault(run.kind, []).append(pending)
             continue

@@ -26,7 +26,7 @@ import torch
 
 from kairosfl.errors import UserError
 from kairosfl.rules import parse
-from kairosfl.runs.checkpoint import EVERY
+from kairosfl.runs.checkpoint import EVERY, Writing
 from kairosfl.runs.config import RunConfig, resolve, tables
 from kairosfl.runs.files import read_json, write_json
 from kairosfl.runs.folder import Folder
@@ -104,6 +104,7 @@ class Search:
         self.began = time.monotonic()
         config = resolve(rest)
         self.shared = Shared()
+        self.writing = Writing()
         task = build_task(config, shared=self.shared)
         self.space = overridden(
             defaults(config, task.dataset.shape), nested.get("tune", {}), config
@@ -457,6 +458,7 @@ class Search:
                 begun,
                 lambda row: self._count(key, row),
                 _stops_early(),
+                self.writing,
                 key,
                 self.ledger,
             )
