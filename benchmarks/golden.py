@@ -100,6 +100,8 @@ RULES = [
         "krum",
     ),
     *("limits", "attack"),
+    # These need a clock, and are refused here.
+    *("overcommit", "deadline", "buffered", "stale", "fedbuff", "fedasync"),
 ]
 # Each option of a rule that changes what it computes, at another value than its default.
 VARIANTS = [

@@ -95,6 +95,7 @@ SMALL: dict[str, tuple[str, str]] = {
         f"--millions 0.1 --limit 0.01 --repeats 1 --out {OUT}/growth.png",
         "| 0.1 M | batched |",
     ),
+    "speed/clock": ("--small", "1 of 1000"),
     "speed/growth_rates": (f"--small --device cpu --limit 0.01 --out {OUT}/rates.png", "clients"),
     "studies/lies": ("--out benchmarks/studies/lies.json --only-print", "template"),
     "speed/loop": ("--repeats 1 --clients 1000", "1,000 clients against"),

@@ -43,13 +43,18 @@ PAIRWISE = {frozenset(pair.split(" + ")) for pairs in REFUSALS.values() for pair
 CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
 RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=16, lr=0.1, momentum=0.5)
 
+# Rules that need a clock are combined in rules/test_on_the_clock.py.
+CLOCKED = {name for name, rule in RULES.items() if issubclass(rule, Rule) and rule().traits().clock}
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
 QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "scaffold"}  # the others are slow tests
 PUBLIC = {
     name: rule
     for name, rule in RULES.items()
-    if issubclass(rule, Rule) and not rule().traits().private and name not in GUARDS
+    if issubclass(rule, Rule)
+    and not rule().traits().private
+    and name not in GUARDS
+    and name not in CLOCKED
 }
 BASES = ["fedavg", *sorted(name for name, rule in PUBLIC.items() if not rule().traits().adapts)]
 # In five rounds of a tiny model: a threshold that some clients fall below, and a score that counts
@@ -248,7 +253,7 @@ def test_a_guard_and_any_other_rule_train_and_resume_or_are_refused(
     guard: str, tmp_path: Path
 ) -> None:
     for other in RULES:
-        if other == guard:
+        if other == guard or other in CLOCKED:
             continue
         order = sorted(
             (guard, other), key=lambda name: (name != "attack", name == "limits")

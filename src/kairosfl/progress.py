@@ -286,6 +286,7 @@ def describe(row: dict[str, Any], score: float | None, *, critical: bool = True)
         if row["rejected"]
         else f"cohort {row['cohort']}",
         "critical" if critical and row["critical"] else "",
+        f"clock {duration(row['time'])}" if "time" in row else "",
         *(
             f"{name.replace('_', ' ')} {row[name]:.3g}"
             for name in spent(row)

@@ -191,6 +191,7 @@ def simulate(
     client: str | None = None,
     encode: Callable[[Any], Any] | None = None,
     lazy: bool | None = None,
+    fleet: str | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> History:
     """Train a model by federated learning, simulated on this machine.
@@ -244,6 +245,8 @@ def simulate(
         lazy: Whether samples are read, and random transforms drawn anew, for every batch, instead
             of once into memory. By default they are where a torch data set is random or larger than
             half the memory, and memory maps.
+        fleet: The devices on which clients are simulated: how much they differ, such as
+            "lognormal(sigma=1.0)", or the keys of `[fleet]` in a dict. By default there is no clock.
         **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as
             `momentum`, `schedule`, `minimum`, `eval_every` or `precision`, and `mean`, `std`,
             `vocabulary` and `labels` of a `DataSet`.
@@ -279,6 +282,8 @@ def simulate(
     sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha} | _dealt(
         dataset, clients, partition
     )
+    if fleet is not None:
+        sections["fleet"] = {"devices": fleet} if isinstance(fleet, str) else dict(fleet)
     patterns = own if isinstance(own, str) else list(own)
     sections["model"] = {"name": GIVEN + type(model).__name__, "own": patterns}
     named = {key: {k: _scalar(v) for k, v in section.items()} for key, section in sections.items()}
@@ -423,7 +428,7 @@ def _sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     keys = {
         name: [field.name for field in dataclasses.fields(cls)]
         for name, cls in SECTIONS.items()
-        if name != "task"
+        if name not in ("task", "fleet")
     }
     homes = {key: name for name, own in keys.items() for key in own if key not in UNAVAILABLE}
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}

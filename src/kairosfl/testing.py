@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kairosfl.core.clock import Fleet
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import (
@@ -339,6 +340,9 @@ class Losing:
 
 
 def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
+    fleet = None
+    if about(rule).clock:  # devices of which some are much slower than the others
+        fleet = Fleet(len(SIZES), seconds=2.0 ** np.arange(len(SIZES)))
     return Setup(
         Algorithm((rule,)),
         recipe,
@@ -347,6 +351,7 @@ def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
         (FGN(),),
         sizes=np.array(SIZES),
         waits={},
+        fleet=fleet,
     )
 
 

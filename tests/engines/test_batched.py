@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from kairosfl.core.clock import Fleet
 from kairosfl.core.fields import AFTER, BEFORE, Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import drive, rounds
@@ -263,7 +264,9 @@ def test_every_rule_gives_the_same_run(text: str) -> None:
     detectors = (
         (FGN(),) if text == "localprivacy" else (FGN(), FedFIM())
     )  # nothing is measured beside its noise
-    setup = Setup(algorithm, recipe, 4, task.layout, detectors)
+    fleet = Fleet(4, seconds=np.array([1.0, 7.0, 3.0, 2.0])) if algorithm.any("clock") else None
+    sizes = task.clients.sizes
+    setup = Setup(algorithm, recipe, 4, task.layout, detectors, sizes=sizes, fleet=fleet)
     ends = []
     for engine in (Loop(task), Batched(task)):
         run = Run.start(engine.start(), setup, seed=5)

@@ -336,7 +336,7 @@ def test_which_rules_compose(name: str) -> None:
         "fedcl",
         "average",
     }
-    composes |= {"localprivacy"}
+    composes |= {"localprivacy", "deadline"}
     if name in composes:
         assert len(parse(f"{name} + privacy").rules) == 2
         return
@@ -345,6 +345,8 @@ def test_which_rules_compose(name: str) -> None:
         why = f"treats a report by what others sent, .* leave {name} out, since privacy clips every update by itself"
     elif name == "budget":
         why = "plans cohorts by how many clients took part so far, a number without noise"
+    elif name in ("overcommit", "buffered", "fedbuff", "fedasync"):
+        who, why = "with", f"{name}, whether a client's answer counts depends on when others answer"
     elif name == "uniform":
         who, why = "privacy", "counts all clients equally already; leave uniform out"
     for text in (f"{name} + privacy", f"privacy + {name}"):

@@ -44,6 +44,12 @@ TABLES: dict[str, Any] = {
     "train": {"rounds": 12, "cohort": 3, "batch_size": 16},
     "run": {"engine": "loop", "device": "cpu", "checkpoint_every": 2, "client_accuracy": False},
 }
+TIMED = {
+    **TABLES,
+    "algorithm": "buffered(k=2, concurrency=6) + stale + fedavgm",
+    "fleet": {"devices": "lognormal()", "dropout": 0.1},
+    "run": {**TABLES["run"], "checkpoint_every": 1},
+}
 BATCHED = {**TABLES, "run": {**TABLES["run"], "engine": "batched", "deterministic": True}}
 
 
@@ -65,6 +71,16 @@ def run(folder: Path, tables: dict[str, Any] = TABLES) -> None:
 
 def run_batched(folder: Path) -> None:
     run(folder, BATCHED)
+
+
+def run_on_a_fleet(folder: Path) -> None:
+    run(folder, TIMED)
+
+
+def run_stacked_on_a_fleet(folder: Path) -> None:
+    """With a stop rule, so that how long an order takes is known once its client has trained."""
+    stopping = "buffered(k=2, concurrency=6) + alt(a=0.99, b=0.001)"
+    run(folder, {**TIMED, "algorithm": stopping, "run": {**BATCHED["run"], "checkpoint_every": 1}})
 
 
 def run_sweep(folder: Path) -> None:
@@ -91,7 +107,8 @@ def bits(folder: Path) -> dict[str, Any]:
         model = {
             key: value.numpy().tobytes()
             for key, value in saved.items()
-            if not key.startswith("table.")
+            # Nor do orders in flight: their reports hold the seconds that clients took.
+            if not key.startswith(("table.", "flight."))
         }
         rows = [
             {key: value for key, value in row.items() if key != "seconds"}
@@ -129,7 +146,9 @@ def stopped(work: Callable[[Path], None], folder: Path, signals: list[int], afte
     return False
 
 
-@pytest.mark.parametrize("work", [run, run_batched, run_sweep, search])
+@pytest.mark.parametrize(
+    "work", [run, run_batched, run_on_a_fleet, run_stacked_on_a_fleet, run_sweep, search]
+)
 def test_killed_again_and_again_the_bits_are_the_same(
     work: Callable[[Path], None], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ KEYS = {
     "task": "file function",
     "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
     "clip_after schedule gamma milestones lr_min",
+    "fleet": "devices seconds down up latency availability dropout redraw",
     "run": "engine device precision threads slots deterministic actors ray_address detector eval_every "
     "checkpoint_every client_accuracy cosines track allow",
 }

@@ -95,24 +95,34 @@ class Flight:
     def compact(self) -> Flight:
         """The same orders without the memory of those that ended, where these are the most."""
         orders = list(self.orders)
-        for batch in {id(o.batch): o.batch for o in orders if o.batch is not None}.values():
-            members = [i for i, order in enumerate(orders) if order.batch is batch]
-            if 2 * len(members) > len(batch.briefs):
-                continue
-            rows = sorted(orders[i].row for i in members)
-            smaller = batch.take(torch.tensor(rows))
-            for i in members:
-                orders[i] = changed(orders[i], batch=smaller, row=rows.index(orders[i].row))
-        for answer in {id(o.answer): o.answer for o in orders if o.answer is not None}.values():
-            members = [i for i, order in enumerate(orders) if order.answer is answer]
-            if 2 * len(members) > len(answer):
-                continue
-            places = sorted(orders[i].place for i in members if orders[i].place >= 0)
-            smaller_answer = answer.take(torch.tensor(places, dtype=torch.int64))
-            for i in members:
-                place = places.index(orders[i].place) if orders[i].place >= 0 else -1
-                orders[i] = changed(orders[i], answer=smaller_answer, place=place)
+        for members in _members(orders, "batch"):
+            batch = orders[members[0]].batch
+            assert batch is not None
+            if 2 * len(members) <= len(batch.briefs):
+                rows = sorted(orders[i].row for i in members)
+                smaller = batch.take(torch.tensor(rows))
+                for i in members:
+                    orders[i] = changed(orders[i], batch=smaller, row=rows.index(orders[i].row))
+        for members in _members(orders, "answer"):
+            answer = orders[members[0]].answer
+            assert answer is not None
+            if 2 * len(members) <= len(answer):
+                places = sorted(orders[i].place for i in members if orders[i].place >= 0)
+                fewer = answer.take(torch.tensor(places, dtype=torch.int64))
+                for i in members:
+                    place = places.index(orders[i].place) if orders[i].place >= 0 else -1
+                    orders[i] = changed(orders[i], answer=fewer, place=place)
         return Flight(tuple(orders))
+
+
+def _members(orders: Sequence[Order], what: str) -> list[list[int]]:
+    """The numbers of the orders that share a batch, or an answer."""
+    members: dict[int, list[int]] = {}
+    for number, order in enumerate(orders):
+        shared = getattr(order, what)
+        if shared is not None:
+            members.setdefault(id(shared), []).append(number)
+    return list(members.values())
 
 
 # --- cohorts of orders ---

@@ -60,6 +60,20 @@ TABLE = (
         "{other} plans cohorts by how many clients took part so far, a number without noise",
     ),
     _row(
+        "private",
+        "waiting",
+        "with {other}, whether a client's answer counts depends on when others answer, which noise "
+        "for one update does not hide",
+        "leave {other} out, or use a deadline alone",
+    ),
+    _row(
+        "private",
+        "quorum",
+        "with {other}, whether or when a client's answer counts depends on other clients, which "
+        "noise for one update does not hide",
+        "leave keep and quorum out",
+    ),
+    _row(
         "counts",
         "uniform",
         "{other} counts all clients equally already",
@@ -90,6 +104,13 @@ TABLE = (
         "measuring",
         "{other} acts on what clients measure on their data, and with {one} they tell nothing "
         "about it but the update with noise",
+    ),
+    _row("waiting", "waiting", "both choose how the server waits", EITHER),
+    _row("ages", "ages", "both weigh answers by their age", EITHER),
+    _row(
+        "starts",
+        "waiting",
+        "{one} needs the answers of all clients that it placed, in the round in which it did",
     ),
     _row("size", "size", "both choose the size of the cohort", EITHER),
     _row("visits", "total", "exploring chooses cohorts of its own"),

@@ -77,6 +77,16 @@ class Setup:
                 f"The model has {self.layout.own_size} parameters that stay with the clients, but Setup.own has "
                 f"{0 if self.own is None else len(self.own)}; give task.own_start()."
             )
+        self._check_clock()
+
+    def _check_clock(self) -> None:
+        if self.fleet is None and self.waits is None:
+            for rule, traits in zip(self.algorithm.rules, self.algorithm.traits, strict=True):
+                if traits.clock:
+                    raise UserError(
+                        f"{rule.name()} needs a clock: give Setup.fleet, or [fleet] in a configuration; "
+                        "without one, leave it out."
+                    )
         if self.fleet is not None and self.sizes is None:
             raise UserError(
                 "Setup.fleet needs Setup.sizes, the samples of every client, to know how long they train; give "

@@ -57,6 +57,10 @@ class Spec:
 EMPTY = {"rule": ("fedavg",)}  # names of the empty sum
 # Of each kind, for messages: one with an option and another; `kairosfl.names` has better ones.
 EXAMPLES = dict.fromkeys(("rule", "detector"), ("name(option=0.1)", "other"))
+EXAMPLES |= {
+    "fleet.devices": ("lognormal(sigma=1.0)", "equal()"),
+    "fleet.availability": ("bernoulli(p=0.5)", "always"),
+}
 
 
 def build(

@@ -11,8 +11,8 @@ from kairosfl.core.fields import Reports, fields
 from kairosfl.errors import UserError, nearest
 
 Reads = Literal["clients", "signals", "direction"]
-When = Literal["as written", "late", "last"]
-WHEN: tuple[When, ...] = ("as written", "late", "last")
+When = Literal["first", "as written", "late", "last"]
+WHEN: tuple[When, ...] = ("first", "as written", "late", "last")
 NONE: frozenset[str] = frozenset()
 
 # What rules change, as far as other rules may not. `refusals.py` says which two are refused.
@@ -39,6 +39,9 @@ WORDS = {
     "mean": "the mean of the cohort, to another centre",
     "one report": "the cohort, to a single report",
     "noise": "reports, at the client: they tell nothing but an update with noise",
+    "waiting": "how the server waits, so that one client's answer takes another's place",
+    "quorum": "whether a round counts, by how many answered, or in which round an answer does",
+    "ages": "how much a client counts, by the age of its answer",
 }
 # What a report may lack: beside its fields, what not every optimizer or model defines.
 NEEDS = ("mass", "features")
@@ -50,7 +53,8 @@ class Traits:
     """What a rule says about itself. The defaults are right for most rules and safe for all.
 
     Args:
-        when: Whether it selects and steps as written, after those that do, or at the very end.
+        when: Whether it selects and steps before the others, as written, after those that do, or
+            at the very end.
         adapts: Whether it adapts another algorithm instead of being one. A rule that projects does
             so with the direction of an algorithm.
         server_optimizer: Whether it turns directions into steps; an algorithm has at most one such
@@ -79,6 +83,7 @@ class Traits:
             a single update.
         late: Whether it is right for answers to an older round's order, because it needs nothing
             that it read when it briefed, or gets it back by `memory.sent`.
+        clock: Whether it makes sense only with a clock: devices, or a simulation with a fleet.
         keeps: Fields marked as kept that its briefs use.
         changes: What it changes, in the words of `WORDS`; words of your own have a dot.
         refuses: Why it cannot be combined with a rule that changes this, by what the other changes.
@@ -101,6 +106,7 @@ class Traits:
     undeployable: str = ""
     sums: bool = False
     late: bool = False
+    clock: bool = False
     keeps: Set[str] = NONE
     changes: Set[str] = NONE
     refuses: Mapping[str, str] = field(default_factory=dict)

@@ -324,6 +324,7 @@ class Waiting:
         else:  # whether a device drops out is known with its end
             until = self.fleet.availability.online_until(ids, self.time)
             ends = np.where(until < self.time + seconds, until, math.inf)
+        ends = np.maximum(ends, self.time)
         for row, client in enumerate(clients):
             fails = bool(ends[row] < math.inf)
             order = Order(

@@ -15,10 +15,14 @@ from kairosfl.rules.alt import ALT
 from kairosfl.rules.attack import Attack
 from kairosfl.rules.average import Average
 from kairosfl.rules.budget import Budget
+from kairosfl.rules.buffered import Buffered
 from kairosfl.rules.clipping import CenteredClipping, NormClipping
+from kairosfl.rules.deadline import Deadline
 from kairosfl.rules.fedams import FedAMS
+from kairosfl.rules.fedasync import FedAsync
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
+from kairosfl.rules.fedbuff import FedBuff
 from kairosfl.rules.fedcl import FedCL
 from kairosfl.rules.fedcm import FedCM
 from kairosfl.rules.feddyn import FedDyn
@@ -34,9 +38,11 @@ from kairosfl.rules.localprivacy import LocalPrivacy
 from kairosfl.rules.median import Median, TrimmedMean
 from kairosfl.rules.mixing import NNM, Bucketing
 from kairosfl.rules.moon import MOON
+from kairosfl.rules.overcommit import OverCommit
 from kairosfl.rules.pa3fed import PA3Fed
 from kairosfl.rules.privacy import Privacy
 from kairosfl.rules.scaffold import SCAFFOLD
+from kairosfl.rules.stale import Stale
 from kairosfl.rules.uniform import Uniform
 from kairosfl.rules.vrlsgd import VRLSGD
 
@@ -78,6 +84,12 @@ RULES: Registry[type[Spec]] = Registry(
             Krum,
             Limits,
             Attack,
+            OverCommit,
+            Deadline,
+            Buffered,
+            Stale,
+            FedBuff,
+            FedAsync,
         )
     },
 )

@@ -44,6 +44,7 @@ class FedDyn(Rule):
         return Traits(
             when="late",  # −h / alpha moves the model; no other rule's momentum should accumulate it
             uniform=self.weights == "uniform",
+            late=True,
             changes={"gradients", "descent", "histories"},
         )
 

@@ -21,6 +21,7 @@ SETTINGS = (
     "alt(reference='previous')",
     "fedadagrad(beta1=0.9)",
     "normclipping(norm=1.0)",
+    "deadline(keep=True)",
 )
 
 

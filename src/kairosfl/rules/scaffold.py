@@ -66,6 +66,7 @@ class SCAFFOLD(Rule):
         return Traits(
             needs={"mass"},
             uniform=self.weights == "uniform",
+            late=True,  # c comes back with the order
             changes=changes,
             instead={"gradients": "use correct = 'gradients'"},
         )

@@ -38,7 +38,7 @@ class VRLSGD(Rule):
         self.check("rate", 0 <= self.rate <= 1, "use 0 (FedAvg) to 1 (the paper)")
 
     def traits(self) -> Traits:
-        return Traits(needs={"mass"}, changes={"drift", "histories"})
+        return Traits(needs={"mass"}, late=True, changes={"drift", "histories"})
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         return None if self.rate else "vrlsgd(rate=0) has no effect"

@@ -86,6 +86,20 @@ class TaskFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Devices:
+    """[fleet]: the devices on which clients are simulated; without `devices` there is no clock."""
+
+    devices: str = ""  # how much they differ, such as "lognormal(sigma=1.0)", or a CSV or JSON file
+    seconds: float = 0.01  # of training on one sample, on an average device
+    down: float = 0.0  # Mbit/s that a device receives; 0: receiving takes no time
+    up: float = 0.0  # Mbit/s that it sends; 0: sending takes no time
+    latency: float = 0.0  # seconds that every order takes in addition
+    availability: str = "always"  # or such as "bernoulli(p=0.3)" or "diurnal(hours=8.0)"
+    dropout: float = 0.0  # chance that a device drops out in the middle of an order
+    redraw: bool = False  # whether a device's speed is drawn anew for every order
+
+
+@dataclass(frozen=True, kw_only=True)
 class Execution:
     """[run]: how the run is executed and what is recorded."""
 
@@ -138,6 +152,7 @@ class RunConfig:
     model: Model = field(default_factory=Model)
     task: TaskFile = field(default_factory=TaskFile)
     train: Recipe = field(default_factory=Recipe)
+    fleet: Devices = field(default_factory=Devices)
     run: Execution = field(default_factory=Execution)
 
     @property
@@ -154,6 +169,7 @@ class RunConfig:
         from kairosfl.tasks.crops import Crops
 
         Crops(self.data.crops, self.data.padding)  # refuses what they cannot be
+        _check_fleet(self.fleet, self.algorithm)
         self.algorithm.check_whole()
         self.algorithm.check_mass(self.train.optimizer)
         self.algorithm.check_detectors(parse_detectors(self.run.detector, self.run.allow))
@@ -196,7 +212,32 @@ def _check(seed: int, data: Data, model: Model, train: Recipe, run: Execution) -
         train.check_cohort(data.clients)
 
 
-SECTIONS = {"data": Data, "model": Model, "task": TaskFile, "train": Recipe, "run": Execution}
+def _check_fleet(fleet: Devices, algorithm: Algorithm) -> None:
+    """Refuse devices that cannot be, and rules that need a clock where there is none."""
+    from kairosfl import fleets
+
+    if fleet.devices:
+        fleets.check(fleet.devices, fleet.availability)
+    elif fleet != Devices():
+        raise UserError(
+            'fleet.devices is missing; give how much devices differ, such as "equal()" or '
+            '"lognormal(sigma=1.0)", or a file.'
+        )
+    elif clocked := algorithm.names("clock"):
+        raise UserError(
+            f'{clocked[0]} needs a clock: set fleet.devices, such as "lognormal(sigma=1.0)"; '
+            "without one, leave it out."
+        )
+
+
+SECTIONS = {
+    "data": Data,
+    "model": Model,
+    "task": TaskFile,
+    "train": Recipe,
+    "fleet": Devices,
+    "run": Execution,
+}
 _hints = cache(get_type_hints)
 
 
@@ -468,6 +509,8 @@ def tables(config: RunConfig) -> dict[str, Any]:
         section = dataclasses.asdict(getattr(config, name))
         if name == "task":
             out |= {name: section} if config.task.file else {}
+            continue
+        if name == "fleet" and not config.fleet.devices:
             continue
         extra = section.pop("options", {})
         out[name] = section | dict(extra)

@@ -7,6 +7,7 @@ runs share an engine, `ready` stops before it is built.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from kairosfl.core.run import Setup
 from kairosfl.detectors import parse_detectors
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
+from kairosfl.fleets import fleet_of
 from kairosfl.runs import taskfile
 from kairosfl.runs.config import GIVEN, Execution, RunConfig, tables
 from kairosfl.runs.engines import build_engine, method, resolve_engine
@@ -185,8 +187,12 @@ def ready(config: RunConfig, task: Task, because: str = "") -> Ready:
 
 def setup_of(config: RunConfig, task: Task) -> Setup:
     """What stays the same throughout a run of this configuration."""
+    fleet = None
+    if config.fleet.devices:
+        devices = dataclasses.asdict(config.fleet)
+        fleet = fleet_of(clients=len(task.clients), seed=config.seed, **devices)
     setup = setup_without_data(config, task.layout, len(task.clients), own=task.own_start())
-    setup = replace(setup, sizes=task.clients.sizes)
+    setup = replace(setup, sizes=task.clients.sizes, fleet=fleet, waits=None)
     if config.run.engine == "debug":
         setup = checked(setup)
     return setup
@@ -197,7 +203,7 @@ def setup_without_data(
 ) -> Setup:
     """The same where only the model is there: enough to read a checkpoint."""
     detectors = parse_detectors(config.run.detector)
-    return Setup(config.algorithm, config.train, clients, layout, detectors, own=own)
+    return Setup(config.algorithm, config.train, clients, layout, detectors, own=own, waits={})
 
 
 def about_of(config: RunConfig, task: Task) -> About:
