@@ -1,5 +1,7 @@
-"""Tasks of tokens whose targets are their inputs: a model would learn to copy them, and look better
-than one that predicts."""
+"""Tasks of tokens whose targets are their inputs, which a model would learn to copy.
+
+Such a model looks better than one that predicts.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def check_targets(dataset: DataSet) -> None:
     for split, samples in (("training", dataset.train), ("test", dataset.test)):
         if len(samples) and _copied(*samples.read(slice(0, PROBED))):
             raise UserError(
-                f"the {split} targets of data set {dataset.name!r} equal the inputs; a causal model predicts the next "
-                "token: give ids[:, :-1] and ids[:, 1:], or a loss and metrics of your own if copies are meant."
+                f"the {split} targets of data set {dataset.name!r} equal the inputs; a causal "
+                "model predicts the next token: give ids[:, :-1] and ids[:, 1:], or a loss and "
+                "metrics of your own if copies are meant."
             )
 
 
@@ -39,9 +42,10 @@ def _copied(inputs: Any, targets: Any) -> bool:
     repeated = torch.equal(targets[:, 1:], targets[:, :-1])  # also equal to what is shifted
     if int(counted.sum()) < PLACES or repeated:
         return False
-    tokens = [
-        leaf
-        for leaf in leaves(inputs)
-        if leaf.shape == targets.shape and not leaf.is_floating_point()
-    ]
-    return any(torch.equal(leaf[counted].to(targets.dtype), targets[counted]) for leaf in tokens)
+    for leaf in leaves(inputs):
+        if leaf.shape != targets.shape or leaf.is_floating_point():
+            continue
+        tokens = leaf[counted].to(targets.dtype)
+        if torch.equal(tokens, targets[counted]):
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Random crops and mirror images, on the device and from counted keys.
+"""Random crops and mirror images of a batch, on the device and from counted keys.
 
 Every image is moved by its own key alone, so one client's batch [b,...] and stacked ones [m,b,...]
 give equal bits.
@@ -34,7 +34,8 @@ class Crops:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise UserError(
-                f"data.crops = {self.share} must be between 0 and 1, the share of images that are cropped."
+                f"data.crops = {self.share} must be between 0 and 1, the share of images that are "
+                "cropped."
             )
         if self.padding not in PADDINGS:
             raise UserError(
@@ -54,8 +55,7 @@ def augment(
     padding: int = 4,
     flip: bool = True,
 ) -> Tensor:
-    """Crops of images [...,C,H,W] after padding by so many pixels, and a mirror image of every
-    other one.
+    """Crops of padded images [...,C,H,W], and a mirror image of every other one.
 
     `keys` [...] are those of `sample_keys`; the result for an image depends on its key and on
     nothing else. `mean` is that of the channels of bytes, as a part of 255.
@@ -67,18 +67,24 @@ def augment(
     right = ((((bits >> 24) & 0xFFFFFF) * offsets) >> 24) - padding
     if crops.share < 1:
         cropped = (bits >> 49) & 0x3FFF < round(crops.share * 2**14)
-        down, right = down * cropped, right * cropped
+        down = down * cropped
+        right = right * cropped
+
+    # --- where each pixel of a crop comes from: rows [n, H] and columns [n, W] ---
     rows = torch.arange(height, device=images.device) + down
     columns = torch.arange(width, device=images.device).expand(len(bits), width)
     if flip:
         columns = torch.where((bits >> 48) & 1 == 1, width - 1 - columns, columns)
     columns = columns + right
     if crops.padding == "reflect":
-        rows, columns = _reflected(rows, height), _reflected(columns, width)
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
+        rows = _reflected(rows, height)
+        columns = _reflected(columns, width)
+    row_inside = (rows >= 0) & (rows < height)
+    column_inside = (columns >= 0) & (columns < width)
+    inside = row_inside[:, :, None] & column_inside[:, None, :]
     source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+
+    # --- the pixels, and what surrounds the image ---
     flat = images.reshape(-1, channels, height * width)
     moved = flat.gather(2, source.view(-1, 1, height * width).expand(-1, channels, -1))
     inside = inside.view(-1, 1, height * width)
@@ -94,6 +100,6 @@ def _reflected(places: Tensor, side: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _colour(mean: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(
-        [round(255 * value) for value in mean], dtype=torch.uint8, device=device
-    ).view(-1, 1)
+    """The mean colour as bytes, `[C, 1]`."""
+    bytes_of_mean = [round(255 * part) for part in mean]
+    return torch.tensor(bytes_of_mean, dtype=torch.uint8, device=device).view(-1, 1)

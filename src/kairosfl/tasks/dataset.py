@@ -37,22 +37,12 @@ class Samples:
     targets: Tree
 
     def __post_init__(self) -> None:
-        for what, tree in (("inputs", self.inputs), ("targets", self.targets)):
-            if not isinstance(tree, torch.Tensor) and not (
-                isinstance(tree, tuple | dict) and leaves(tree)
-            ):
-                raise UserError(
-                    f"{what} is a {type(tree).__name__}; give a tensor, or a tuple or dict of tensors."
-                )
-            sizes = [len(leaf) if leaf.ndim else 0 for leaf in leaves(tree)]
-            if len(set(sizes)) > 1:
-                raise UserError(
-                    f"the tensors of {what} have {sizes} samples; give the same number in each."
-                )
-        if rows(self.inputs) != rows(self.targets):
-            raise UserError(
-                f"{rows(self.inputs)} inputs have {rows(self.targets)} targets; give one target each."
-            )
+        _check_tree("inputs", self.inputs)
+        _check_tree("targets", self.targets)
+        inputs = rows(self.inputs)
+        targets = rows(self.targets)
+        if inputs != targets:
+            raise UserError(f"{inputs} inputs have {targets} targets; give one target each.")
 
     def __len__(self) -> int:
         return rows(self.targets)
@@ -61,9 +51,9 @@ class Samples:
         self, chosen: torch.Tensor | slice, keys: torch.Tensor | None = None
     ) -> tuple[Any, Any]:
         """Inputs and targets of these samples; `keys` are for `Streamed` ones."""
-        return tree_map(lambda leaf: leaf[chosen], self.inputs), tree_map(
-            lambda leaf: leaf[chosen], self.targets
-        )
+        inputs = tree_map(lambda leaf: leaf[chosen], self.inputs)
+        targets = tree_map(lambda leaf: leaf[chosen], self.targets)
+        return inputs, targets
 
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
         """All samples in their order, `size` at a time."""
@@ -128,13 +118,11 @@ class DataSet:
         if not len(self.train):
             raise UserError(f"data set {self.name!r} has no training samples.")
         if self.kind is None:
-            own = self.train.targets
-            object.__setattr__(
-                self, "kind", infer(own, self.vocabulary) if isinstance(own, torch.Tensor) else ""
-            )
+            object.__setattr__(self, "kind", self._inferred_kind())
         if self.kind and self.kind not in KINDS:
             raise UserError(
-                f"kind = {self.kind!r} of data set {self.name!r} is unknown; {nearest(self.kind, KINDS)}"
+                f"kind = {self.kind!r} of data set {self.name!r} is unknown; "
+                f"{nearest(self.kind, KINDS)}"
             )
         if not self.classes and self.kind:
             object.__setattr__(self, "classes", _classes(self.kind, (self.train, self.test)))
@@ -143,28 +131,35 @@ class DataSet:
             _check_targets(self.name, split, samples.targets, self.kind, self.classes)
             if isinstance(samples, Samples):
                 _check_finite(self.name, split, "an input", samples.inputs)
-        for name, keys, samples in (
-            ("keys", self.keys, self.train),
-            ("test_keys", self.test_keys, self.test),
-        ):
-            if keys is not None and keys.shape != (len(samples),):
-                raise UserError(
-                    f"{name} of data set {self.name!r} has shape {list(keys.shape)}; "
-                    f"give one key for each of the {len(samples)} samples."
-                )
+        self._check_keys("keys", self.keys, self.train)
+        self._check_keys("test_keys", self.test_keys, self.test)
         if len(self.mean) != len(self.std):
             counts = f"{len(self.mean)} means and {len(self.std)} deviations"
             raise UserError(f"data set {self.name!r} has {counts}; give one of each per channel.")
 
+    def _inferred_kind(self) -> str:
+        """The kind that the training targets show; empty where they are several tensors."""
+        targets = self.train.targets
+        if isinstance(targets, torch.Tensor):
+            return infer(targets, self.vocabulary)
+        return ""
+
+    def _check_keys(self, name: str, keys: Ints | None, samples: Samples | Streamed) -> None:
+        """Refuse natural clients that are not one per sample."""
+        if keys is not None and keys.shape != (len(samples),):
+            raise UserError(
+                f"{name} of data set {self.name!r} has shape {list(keys.shape)}; "
+                f"give one key for each of the {len(samples)} samples."
+            )
+
     def _check_count(self) -> None:
-        """Refuse counted classes that cannot be meant: a label that is an identifier makes a model
-        of millions.
-        """
+        """Refuse counted classes that cannot be meant, such as those of labels that identify."""
         count = len(self.train) + len(self.test)
         if self.kind == "classification" and self.classes > max(count, MANY):
             raise UserError(
-                f"data set {self.name!r} has label {self.classes - 1}, which makes {self.classes:,} classes of "
-                f"{count:,} samples: number the labels from 0, give them as text, or say how many `classes` there are."
+                f"data set {self.name!r} has label {self.classes - 1}, which makes "
+                f"{self.classes:,} classes of {count:,} samples: number the labels from 0, give "
+                "them as text, or say how many `classes` there are."
             )
 
     @property
@@ -174,27 +169,29 @@ class DataSet:
 
     @property
     def unit(self) -> tuple[str, int]:
-        """What speed is measured in, "images", "tokens" or "samples", and how many of them a sample
-        has.
-        """
+        """What speed is measured in, such as "images", and how many of them a sample has."""
         shape = self.shape
         if self.vocabulary and shape:
             return "tokens", shape[0]
-        return ("images" if len(shape) == 3 else "samples"), 1
+        if len(shape) == 3:
+            return "images", 1
+        return "samples", 1
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model should return for each sample, or for each of its tokens or
-        pixels.
-        """
-        return self.classes or leaves(self.train.targets)[0][0].numel()
+        """How many numbers a model should return for each sample, token or pixel."""
+        if self.classes:
+            return self.classes
+        first_target = leaves(self.train.targets)[0][0]
+        return first_target.numel()
 
     @property
     def labels_of_train(self) -> Ints | None:
         """The class of each training sample, if each has one and it need not be read first."""
         targets = leaves(self.train.targets)[0]
-        known = self.kind in CLASSED and len(targets) == len(self.train)
-        return targets.reshape(-1).long().numpy() if known else None
+        if self.kind not in CLASSED or len(targets) != len(self.train):
+            return None
+        return targets.reshape(-1).long().numpy()
 
     def with_labels(self) -> DataSet:
         """With the class of each training sample, even if all samples have to be read for it."""
@@ -204,8 +201,7 @@ class DataSet:
 
 
 def held_out(dataset: DataSet, part: float) -> DataSet:
-    """The data set with a fraction of its training samples, the same for every run, instead of its
-    test samples.
+    """The data set that tests on a fraction of its training samples, the same for every run.
 
     Args:
         dataset: The data set, whose own test samples are left out.
@@ -214,66 +210,104 @@ def held_out(dataset: DataSet, part: float) -> DataSet:
     order = stream(0, "validation").permutation(len(dataset.train))
     count = round(part * len(order))
     if not 0 < count < len(order):
-        fix = (
-            "a fraction above 0 and below 1"
-            if not 0 < part < 1
-            else f"a {'larger' if part < 0.5 else 'smaller'} one"
-        )
+        if not 0 < part < 1:
+            fix = "a fraction above 0 and below 1"
+        elif part < 0.5:
+            fix = "a larger one"
+        else:
+            fix = "a smaller one"
         raise UserError(
-            f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for training; use {fix}."
+            f"data.validation = {part} leaves {len(order) - count} of {len(order)} samples for "
+            f"training; use {fix}."
         )
-    scored, kept = np.sort(order[:count]), np.sort(order[count:])
+    scored = np.sort(order[:count])
+    kept = np.sort(order[count:])
 
-    keys = dataset.keys
+    keys = test_keys = None
+    if dataset.keys is not None:
+        keys = dataset.keys[kept]
+        test_keys = dataset.keys[scored]
     return replace(
         dataset,
         train=dataset.train.take(torch.from_numpy(kept)),
         test=dataset.train.take(torch.from_numpy(scored)),
-        keys=None if keys is None else keys[kept],
-        test_keys=None if keys is None else keys[scored],
+        keys=keys,
+        test_keys=test_keys,
     )
 
 
+def _check_tree(what: str, tree: Any) -> None:
+    """Refuse what is not a tensor, or a tuple or dict of tensors that are equally long."""
+    is_nested = isinstance(tree, tuple | dict) and bool(leaves(tree))
+    if not isinstance(tree, torch.Tensor) and not is_nested:
+        raise UserError(
+            f"{what} is a {type(tree).__name__}; give a tensor, or a tuple or dict of tensors."
+        )
+    sizes = [len(leaf) if leaf.ndim else 0 for leaf in leaves(tree)]
+    if len(set(sizes)) > 1:
+        raise UserError(
+            f"the tensors of {what} have {sizes} samples; give the same number in each."
+        )
+
+
 def _classes(kind: str, parts: Sequence[Samples | Streamed]) -> int:
-    if kind in CLASSED:
-        parts = [part.with_targets() if isinstance(part, Streamed) else part for part in parts]
-    targets = [leaves(part.targets)[0] for part in parts if len(part)]
+    """The number of classes, counted: one more than the highest label of all parts."""
+    targets = []
+    for part in parts:
+        labelled = part
+        if kind in CLASSED and isinstance(part, Streamed):
+            labelled = part.with_targets()
+        if len(part):
+            targets.append(leaves(labelled.targets)[0])
+
     if kind == "multilabel":
         return targets[0].shape[1]
-    return 0 if kind == "regression" else 1 + max(int(each.max()) for each in targets)
+    if kind == "regression":
+        return 0
+    return 1 + max(int(labels.max()) for labels in targets)
 
 
 def _check_finite(name: str, split: str, what: str, values: Tree) -> None:
+    """Refuse a sample with a number that is infinite or none."""
     for leaf in leaves(values):
-        for begin in range(0, len(leaf) if leaf.is_floating_point() else 0, CHECKED):
+        if not leaf.is_floating_point():
+            continue
+        for begin in range(0, len(leaf), CHECKED):
             wrong = ~leaf[begin : begin + CHECKED].isfinite()
             if wrong.any():
                 first = begin + int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
                 raise UserError(
-                    f"{split} sample {first} of data set {name!r} has {what} that is not a finite number; fill it in, "
-                    "or leave the sample out."
+                    f"{split} sample {first} of data set {name!r} has {what} that is not a finite "
+                    "number; fill it in, or leave the sample out."
                 )
 
 
 def _check_targets(name: str, split: str, targets: Tree, kind: str | None, classes: int) -> None:
+    """Refuse targets that are not of their kind: classes as whole numbers from 0 to the last."""
     _check_finite(name, split, "a target", targets)
-    if kind not in ("classification", "segmentation", "language") or not isinstance(
-        targets, torch.Tensor
-    ):
+    if not isinstance(targets, torch.Tensor):
+        return
+    if kind not in ("classification", "segmentation", "language"):
         return
     if targets.is_floating_point():
         raise UserError(
-            f"the {split} targets of data set {name!r} are {targets.dtype}; {kind} needs whole numbers."
+            f"the {split} targets of data set {name!r} are {targets.dtype}; "
+            f"{kind} needs whole numbers."
         )
     if kind == "classification" and (targets.dtype != torch.int64 or targets.ndim != 1):
-        shape, dtype = list(targets.shape), targets.dtype
         raise UserError(
-            f"targets must be int64 of shape [n] for classification, not {dtype} of shape {shape}."
+            "targets must be int64 of shape [n] for classification, "
+            f"not {targets.dtype} of shape {list(targets.shape)}."
         )
-    counted = targets if kind == "classification" else targets[targets != IGNORED]
+
+    counted = targets
+    if kind != "classification":
+        counted = targets[targets != IGNORED]
     if not counted.numel():
         return
-    low, high = (int(v) for v in torch.aminmax(counted))
+    lowest, highest = torch.aminmax(counted)
+    low = int(lowest)
+    high = int(highest)
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
         where = int((targets == wrong).nonzero()[0, 0])

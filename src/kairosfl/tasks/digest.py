@@ -23,7 +23,7 @@ def digest(samples: Samples | Streamed) -> str:
     if isinstance(samples, Streamed):
         return samples.digest()
     form = tree_map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", samples.inputs)
-    found = hashlib.md5(str(form).encode(), usedforsecurity=False)
+    md5 = hashlib.md5(str(form).encode(), usedforsecurity=False)
     for tensor in (*leaves(samples.inputs), *leaves(samples.targets)):
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        md5.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return md5.hexdigest()

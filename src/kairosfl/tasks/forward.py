@@ -1,6 +1,4 @@
-"""How a model is called: with a tensor, a tuple or a dict of inputs, and which tensor of its answer
-counts.
-"""
+"""How a model is called with its inputs, and which tensor of its answer counts."""
 
 from __future__ import annotations
 
@@ -14,24 +12,28 @@ from torch.func import functional_call
 from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.tree import Tree, leaves, shapes
 
-NAMES = (
-    "logits",
-    "out",
-)  # what Hugging Face and torchvision call the tensor that a loss compares with the targets
+# What Hugging Face and torchvision call the tensor that a loss compares with the targets.
+NAMES = ("logits", "out")
 
 
 def call(model: nn.Module, inputs: Tree, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The output tensor of `model(x)`, `model(*tuple)` or `model(**dict)`, with these weights
-    instead of its own.
+    """The output tensor of `model(x)`, `model(*tuple)` or `model(**dict)`.
+
+    `weights` take the place of the model's own.
     """
-    positional = (
-        inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
-    )
-    named: dict[str, Any] = dict(inputs) if isinstance(inputs, dict) else {}
+    positional: tuple[Tensor, ...] = ()
+    named: dict[str, Any] = {}
+    if isinstance(inputs, tuple):
+        positional = inputs
+    elif isinstance(inputs, dict):
+        named = dict(inputs)
+    else:
+        positional = (inputs,)
+
+    # A language model would keep keys and values for generating text.
     if getattr(getattr(model, "config", None), "use_cache", None) is True:
-        named.setdefault(
-            "use_cache", False
-        )  # a language model would keep keys and values for generating text
+        named.setdefault("use_cache", False)
+
     if weights is None:
         return output(model(*positional, **named), model)
     return output(functional_call(model, dict(weights), positional, named), model)
@@ -45,30 +47,44 @@ def attempt(model: nn.Module, inputs: Tree, weights: Mapping[str, Tensor] | None
         raise
     except Exception as error:  # the user's forward may raise anything
         reason = first_line(error)
-        whole = [leaf for leaf in leaves(inputs) if leaf.dtype == torch.int64 and leaf.numel()]
-        ranges = "".join(
-            f", whole numbers from {int(leaf.min())} to {int(leaf.max())}" for leaf in whole[:1]
-        )
         raise UserError(
-            f"The model {type(model).__name__} fails on a batch of shape {shapes(inputs)}{ranges}: {reason}"
+            f"The model {type(model).__name__} fails on a batch of shape "
+            f"{shapes(inputs)}{_token_range(inputs)}: {reason}"
         ) from error
 
 
+def _token_range(inputs: Tree) -> str:
+    """The range of the first whole numbers among the inputs, for the end of a sentence."""
+    for leaf in leaves(inputs):
+        if leaf.dtype == torch.int64 and leaf.numel():
+            return f", whole numbers from {int(leaf.min())} to {int(leaf.max())}"
+    return ""
+
+
 def output(answer: Any, model: nn.Module) -> Tensor:
-    """The tensor in a model's answer: itself, `logits` or `out` by name, or the first of a tuple."""
-    found = answer
+    """The tensor in a model's answer: itself, `logits` or `out`, or the first of a tuple."""
+    tensor = _part_of(answer)
+    if isinstance(tensor, Tensor):
+        return tensor
+    names = ""
     if isinstance(answer, Mapping):
-        names = [name for name in NAMES if name in answer] or (
-            list(answer) if len(answer) == 1 else []
-        )
-        found = answer[names[0]] if names else None
-    elif isinstance(answer, tuple | list) and answer:
-        found = answer[0]
-    if isinstance(found, Tensor):
-        return found
-    kind = type(answer).__name__
-    held = f" with {', '.join(map(repr, answer))}" if isinstance(answer, Mapping) else ""
+        names = f" with {', '.join(map(repr, answer))}"
     raise UserError(
-        f"The model {type(model).__name__} returns a {kind}{held}; wrap it to return a tensor, a tuple that begins "
-        "with one, or a dict with 'logits'."
+        f"The model {type(model).__name__} returns a {type(answer).__name__}{names}; wrap it to "
+        "return a tensor, a tuple that begins with one, or a dict with 'logits'."
     )
+
+
+def _part_of(answer: Any) -> Any:
+    """The part of an answer that should be the tensor; None where no name says which."""
+    if isinstance(answer, Mapping):
+        for name in NAMES:
+            if name in answer:
+                return answer[name]
+        if len(answer) == 1:
+            (name,) = answer
+            return answer[name]
+        return None
+    if isinstance(answer, tuple | list) and answer:
+        return answer[0]
+    return answer

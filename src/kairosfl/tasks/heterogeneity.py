@@ -1,6 +1,4 @@
-"""Measures of how much clients differ: label entropy, earth mover's distance, and inequality of
-sizes.
-"""
+"""How much clients differ: label entropy, earth mover's distance, inequality of sizes."""
 
 from __future__ import annotations
 
@@ -29,18 +27,20 @@ def label_counts(
         first: The first client to count.
         last: The client to stop before; -1 counts to the end.
     """
-    offsets = population.offsets[first : (len(population) if last < 0 else last) + 1]
+    if last < 0:
+        last = len(population)
+    offsets = population.offsets[first : last + 1]
     clients = len(offsets) - 1
     labels = targets[population.order[offsets[0] : offsets[-1]]]
     owner = np.repeat(np.arange(clients), np.diff(offsets))
-    return np.bincount(owner * classes + labels, minlength=clients * classes).reshape(
-        clients, classes
-    )
+    counts = np.bincount(owner * classes + labels, minlength=clients * classes)
+    return counts.reshape(clients, classes)
 
 
 def label_entropy(counts: Ints) -> Floats:
-    """Entropy of each client's labels in bits: 0 for one class, log2(classes) when all are as
-    frequent.
+    """Entropy of each client's labels in bits.
+
+    It is 0 for one class and log2(classes) when all are as frequent.
 
     Args:
         counts: Samples of every class, `[clients, classes]`.
@@ -52,8 +52,7 @@ def label_entropy(counts: Ints) -> Floats:
 
 
 def earth_movers_distance(counts: Ints, whole: Ints) -> Floats:
-    """Earth mover's distance between each client's label distribution and that of all clients (Zhao
-    et al. 2018).
+    """Distance of each client's labels from those of all (earth mover's, Zhao et al. 2018).
 
     The sum over classes of |p_i(c) - p(c)|, which is 0 for equal distributions and 2 for disjoint
     ones.
@@ -67,14 +66,14 @@ def earth_movers_distance(counts: Ints, whole: Ints) -> Floats:
 
 
 def size_gini(sizes: Ints) -> float:
-    """Gini coefficient of the clients' sizes: 0 when all are equal, towards 1 when one client has
-    all.
+    """Gini coefficient of the clients' sizes: 0 when all are equal, nearly 1 when one has all.
 
     Args:
         sizes: Number of samples of each client.
     """
     ranked = np.sort(sizes).astype(np.float64)
-    count, total = len(ranked), ranked.sum()
+    count = len(ranked)
+    total = ranked.sum()
     if total == 0:
         return 0.0
     return float((2 * np.arange(1, count + 1) - count - 1) @ ranked / (count * total))
@@ -107,22 +106,27 @@ def describe(dataset: DataSet, population: Population) -> dict[str, Any]:
 
 def _of_labels(dataset: DataSet, population: Population) -> dict[str, float]:
     """How much the clients' labels differ; nothing where a sample does not have one class."""
-    targets, classes = dataset.labels_of_train, dataset.classes
+    targets = dataset.labels_of_train
     if targets is None:
         return {}
-    whole = np.bincount(targets[population.order], minlength=classes)
-    entropy, distance, held = (np.empty(len(population)) for _ in range(3))
+    classes = dataset.classes
+    total = np.bincount(targets[population.order], minlength=classes)
+    entropy = np.empty(len(population))
+    distance = np.empty(len(population))
+    classes_held = np.empty(len(population))
+
+    # Block by block, since the counts of all clients may not fit into memory.
     step = max(1, BLOCK // classes)
     for first in range(0, len(population), step):
         last = min(first + step, len(population))
         counts = label_counts(targets, population, classes, first, last)
         entropy[first:last] = label_entropy(counts)
-        distance[first:last] = earth_movers_distance(counts, whole)
-        held[first:last] = np.count_nonzero(counts, axis=1)
+        distance[first:last] = earth_movers_distance(counts, total)
+        classes_held[first:last] = np.count_nonzero(counts, axis=1)
     return {
-        "classes_per_client": float(held.mean()),
+        "classes_per_client": float(classes_held.mean()),
         "label_entropy": float(entropy.mean()),
-        "label_entropy_of_all": float(label_entropy(whole[None])[0]),
+        "label_entropy_of_all": float(label_entropy(total[None])[0]),
         "earth_movers_distance": float(distance.mean()),
     }
 

@@ -27,6 +27,6 @@ def flip_labels(task: Task, clients: Iterable[int]) -> Task:
         )
     targets = torch.from_numpy(task.dataset.labels_of_train.copy())
     for client in clients:
-        mine = torch.from_numpy(task.clients[int(client)].astype("int64"))
-        targets[mine] = task.dataset.classes - 1 - targets[mine]
+        samples = torch.from_numpy(task.clients[int(client)].astype("int64"))
+        targets[samples] = task.dataset.classes - 1 - targets[samples]
     return replace(task, dataset=replace(task.dataset, train=Samples(train.inputs, targets)))

@@ -20,8 +20,10 @@ IGNORED = -100  # the target of a token or pixel that does not count
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Per sample, `[batch]`; a single logit is class 1 against class 0."""
-    single = outputs.ndim == 1 or outputs.shape[1] == 1
-    return F.cross_entropy(class_scores(outputs) if single else outputs, targets, reduction="none")
+    scores = outputs
+    if outputs.ndim == 1 or outputs.shape[1] == 1:
+        scores = class_scores(outputs)
+    return F.cross_entropy(scores, targets, reduction="none")
 
 
 def logit_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -36,8 +38,9 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def multilabel_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Binary cross-entropy with logits, the mean over the labels of each sample."""
-    found = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
-    return found.flatten(1).mean(1)
+    classes = targets.to(outputs.dtype)
+    losses = F.binary_cross_entropy_with_logits(outputs, classes, reduction="none")
+    return losses.flatten(1).mean(1)
 
 
 def place_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -56,8 +59,9 @@ def _places(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_class(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Scores `[batch, classes, places]`, from `[batch, classes, ...]` or, of tokens, `[batch,
-    places, classes]`.
+    """Scores `[batch, classes, places]`.
+
+    They come as `[batch, classes, ...]` or, of tokens, as `[batch, places, classes]`.
     """
     if targets.ndim == 2 and outputs.shape[1] == targets.shape[1]:
         return outputs.transpose(1, 2)
@@ -69,28 +73,33 @@ def _error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _r2(outputs: Tensor, targets: Tensor) -> Tensor:
-    wanted = targets.reshape(len(targets), -1).double()
-    return torch.cat([_error(outputs, targets).double().square(), wanted, wanted.square()], 1)
+    """Squared errors, targets and squared targets of each sample, one of each per output."""
+    numbers = targets.reshape(len(targets), -1).double()
+    errors = _error(outputs, targets).double().square()
+    return torch.cat([errors, numbers, numbers.square()], 1)
 
 
 def _explained(sums: list[float], samples: int) -> float:
-    """1 - (mean squared error / variance of the targets), the mean over the outputs whose targets
-    vary.
-    """
+    """1 - mean squared error / variance, the mean over the outputs whose targets vary."""
     error, first, second = np.array(sums).reshape(3, -1) / samples
     variance = second - first**2
     varies = variance > 0
-    return float(np.mean(1 - error[varies] / variance[varies])) if varies.any() else float("nan")
+    if not varies.any():
+        return float("nan")
+    return float(np.mean(1 - error[varies] / variance[varies]))
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
     """True positives, false positives and false negatives of each sample."""
-    pair = outputs.shape[1:] == (2,) and targets.numel() == len(targets)  # scores of both classes
-    scores = outputs[:, 1] - outputs[:, 0] if pair else outputs
-    found, wanted = scores.reshape(len(targets), -1) > 0, targets.reshape(len(targets), -1) > 0
-    return torch.stack(
-        [(found & wanted).sum(1), (found & ~wanted).sum(1), (~found & wanted).sum(1)], 1
-    )
+    scores = outputs
+    if outputs.shape[1:] == (2,) and targets.numel() == len(targets):  # scores of both classes
+        scores = outputs[:, 1] - outputs[:, 0]
+    predicted = scores.reshape(len(targets), -1) > 0
+    actual = targets.reshape(len(targets), -1) > 0
+    right = (predicted & actual).sum(1)
+    wrong = (predicted & ~actual).sum(1)
+    missed = (~predicted & actual).sum(1)
+    return torch.stack([right, wrong, missed], 1)
 
 
 def _f1(sums: list[float], samples: int) -> float:
@@ -104,25 +113,32 @@ def _exact(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
     """Intersection and union of every class in each sample."""
-    scores, wanted = _by_class(outputs, targets), targets.flatten(1)
-    counts = (wanted != IGNORED)[:, None]
+    scores = _by_class(outputs, targets)
+    labels = targets.flatten(1)
+    counts = (labels != IGNORED)[:, None]
     classes = torch.arange(scores.shape[1], device=scores.device)[:, None]
-    found, wanted = (scores.argmax(1)[:, None] == classes) & counts, wanted[:, None] == classes
-    return torch.cat([(found & wanted).sum(2), (found | wanted).sum(2)], 1)
+    predicted = (scores.argmax(1)[:, None] == classes) & counts
+    actual = labels[:, None] == classes
+    return torch.cat([(predicted & actual).sum(2), (predicted | actual).sum(2)], 1)
 
 
 def _iou(sums: list[float], samples: int) -> float:
+    """The mean over the classes that occur of intersection / union."""
     half = len(sums) // 2
-    ratios = [
-        both / either for both, either in zip(sums[:half], sums[half:], strict=True) if either
-    ]
-    return sum(ratios) / len(ratios) if ratios else float("nan")
+    ratios = []
+    for both, either in zip(sums[:half], sums[half:], strict=True):
+        if either:
+            ratios.append(both / either)
+    if not ratios:
+        return float("nan")
+    return sum(ratios) / len(ratios)
 
 
 def _right_places(outputs: Tensor, targets: Tensor) -> Tensor:
-    wanted = targets.flatten(1)
-    counts = wanted != IGNORED
-    right = (_by_class(outputs, targets).argmax(1) == wanted) & counts
+    """How many tokens or pixels of each sample are right, and how many count."""
+    labels = targets.flatten(1)
+    counts = labels != IGNORED
+    right = (_by_class(outputs, targets).argmax(1) == labels) & counts
     return torch.stack([right.sum(1), counts.sum(1)], 1)
 
 
@@ -189,20 +205,21 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
-CLASSED = (
-    "classification",
-    "binary",
-)  # one class per sample: what partitions by label and heterogeneity are about
+# One class per sample: what partitions by label and heterogeneity are about.
+CLASSED = ("classification", "binary")
 
 
 def infer(targets: Tensor, vocabulary: int) -> str:
     """The kind of task, from what the targets of all training samples are."""
-    ones = targets.ndim <= 2 and bool(((targets == 0) | (targets == 1)).all())
+    zeros_and_ones = targets.ndim <= 2 and bool(((targets == 0) | (targets == 1)).all())
     single = targets.ndim == 1 or targets.shape[1:] == (1,)
+    kind_of_ones = "binary" if single else "multilabel"
     if targets.is_floating_point():
-        return "regression" if not ones else "binary" if single else "multilabel"
+        return kind_of_ones if zeros_and_ones else "regression"
     if targets.ndim == 1:
         return "classification"
     if targets.ndim > 2:
         return "segmentation"
-    return "language" if not ones or vocabulary else "binary" if single else "multilabel"
+    if vocabulary or not zeros_and_ones:
+        return "language"
+    return kind_of_ones

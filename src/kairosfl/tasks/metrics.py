@@ -75,26 +75,29 @@ TAKEN = {
 
 
 def named(metrics: Mapping[str, Metric | Measure]) -> dict[str, Metric]:
-    """Metrics by name, the main one first; a plain function is a mean over samples that is better
-    when higher.
-    """
-    found: dict[str, Metric] = {}
+    """Metrics by name, the main one first; a function is a mean that is better when higher."""
+    by_name: dict[str, Metric] = {}
     for name, metric in metrics.items():
-        if (
-            not isinstance(name, str)
-            or not name.isidentifier()
-            or name in TAKEN
-            or name.startswith("client_")
-        ):
+        if not _is_free(name):
             raise UserError(
                 f"metrics cannot have the name {name!r}: use a word that no other column has."
             )
-        if not callable(metric) and not isinstance(metric, Metric):
+        if isinstance(metric, Metric):
+            by_name[name] = metric
+        elif callable(metric):
+            by_name[name] = Metric(metric)
+        else:
             raise UserError(
                 f"metrics[{name!r}] is a {type(metric).__name__}; give a function or a Metric."
             )
-        found[name] = metric if isinstance(metric, Metric) else Metric(metric)
-    return found
+    return by_name
+
+
+def _is_free(name: Any) -> bool:
+    """Whether a metric may have this name."""
+    if not isinstance(name, str) or not name.isidentifier():
+        return False
+    return name not in TAKEN and not name.startswith("client_")
 
 
 def facts(metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
@@ -106,26 +109,31 @@ def facts(metrics: Mapping[str, Metric]) -> list[dict[str, Any]]:
 
 
 def class_scores(outputs: Tensor) -> Tensor:
-    """A score for every class `[n, classes, ...]`; a single logit, `[n]` or `[n, 1, ...]`, is class
-    1 against zero.
+    """A score for every class, `[n, classes, ...]`.
+
+    A single logit, `[n]` or `[n, 1, ...]`, is that of class 1 against zero.
     """
     if outputs.ndim == 1:
         outputs = outputs[:, None]
-    return torch.cat([torch.zeros_like(outputs), outputs], 1) if outputs.shape[1] == 1 else outputs
+    if outputs.shape[1] == 1:
+        return torch.cat([torch.zeros_like(outputs), outputs], 1)
+    return outputs
 
 
 def confusion(outputs: Tensor, targets: Tensor, classes: int) -> Tensor:
-    """How many samples of each class are taken for which `[classes, classes + 1]`; the last column
-    is for any other.
+    """How many samples of each class are taken for which, `[classes, classes + 1]`.
+
+    The last column is for any other class.
     """
-    each = torch.arange(classes, device=outputs.device)
-    wanted = (targets.reshape(-1, 1) == each).double()
-    found = (class_scores(outputs).argmax(1)[:, None] == each).double()
-    return wanted.mT @ torch.cat([found, 1 - found.sum(1, keepdim=True)], 1)
+    labels = torch.arange(classes, device=outputs.device)
+    actual = (targets.reshape(-1, 1) == labels).double()
+    predicted = (class_scores(outputs).argmax(1)[:, None] == labels).double()
+    return actual.mT @ torch.cat([predicted, 1 - predicted.sum(1, keepdim=True)], 1)
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Which samples are correct: the highest score is the target's; a single logit is compared with
-    zero.
+    """Which samples are correct: the highest score is the target's.
+
+    A single logit is compared with zero.
     """
     return class_scores(outputs).argmax(1) == targets

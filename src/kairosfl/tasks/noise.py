@@ -17,12 +17,11 @@ from kairosfl.tasks.streamed import Streamed
 
 
 def noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> DataSet:
-    """The data set with Gaussian noise: client i of N has noise of standard deviation noise · i /
-    (N - 1).
+    """The data set with Gaussian noise, which grows from client to client.
 
-    Images are measured from 0 to 1, before normalisation. Test samples have the noise of one client
-    after another, so that a model is evaluated on all levels. The noise of a sample is the same in
-    every epoch.
+    That of client i of N has standard deviation noise · i / (N - 1). Images are measured from 0 to
+    1, before normalisation. Test samples have the noise of one client after another, so that a
+    model is evaluated on all levels. The noise of a sample is the same in every epoch.
 
     Args:
         dataset: Images or other real numbers.
@@ -34,18 +33,24 @@ def noisy(dataset: DataSet, clients: Population, noise: float, seed: int) -> Dat
         which = "tokens" if dataset.vocabulary else "samples that several clients share"
         raise UserError(f"data.noise = {noise} cannot be added to {which}; set it to 0.")
     levels = noise * np.arange(len(clients)) / max(1, len(clients) - 1)
-    train, test = np.zeros(len(dataset.train)), levels[np.arange(len(dataset.test)) % len(levels)]
-    train[clients.order] = np.repeat(levels, clients.sizes)
-    noised = (
-        Samples(_added(samples, dataset, level, f"noise {name}", seed), samples.targets)
-        for name, samples, level in (("train", dataset.train, train), ("test", dataset.test, test))
+    train_levels = np.zeros(len(dataset.train))
+    train_levels[clients.order] = np.repeat(levels, clients.sizes)
+    test_levels = levels[np.arange(len(dataset.test)) % len(levels)]
+    train = _added(dataset.train, dataset, train_levels, "noise train", seed)
+    test = _added(dataset.test, dataset, test_levels, "noise test", seed)
+    return replace(
+        dataset,
+        train=Samples(train, dataset.train.targets),
+        test=Samples(test, dataset.test.targets),
+        mean=(),
+        std=(),
     )
-    return replace(dataset, train=next(noised), test=next(noised), mean=(), std=())
 
 
 def _added(
     samples: Samples | Streamed, dataset: DataSet, levels: np.ndarray, purpose: str, seed: int
 ) -> Tensor:
+    """The inputs with noise, of which each sample has its own level."""
     inputs = samples.inputs
     if not isinstance(inputs, torch.Tensor) or isinstance(samples, Streamed):
         raise UserError(

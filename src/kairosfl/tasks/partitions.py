@@ -1,5 +1,4 @@
-"""Partitions: pure functions that assign samples to clients, with the same indices on every
-platform.
+"""Partitions: pure functions from samples to clients, the same on every platform.
 
 Random numbers come from numpy's Philox. Random shares are rounded to fixed point before samples are
 split, so that the last bits of a platform's logarithm cannot move a sample from one client to
@@ -47,8 +46,7 @@ def dirichlet(
     balance: bool = False,
     nearest: bool = False,
 ) -> Population:
-    """Label skew: every class is split among the clients in shares drawn from a symmetric
-    Dirichlet(alpha).
+    """Label skew: each class is split among the clients by shares from a Dirichlet(alpha).
 
     Args:
         targets: The class of each sample.
@@ -73,20 +71,21 @@ def dirichlet(
         counts = np.empty((len(present), clients), dtype=np.int32)
         sizes = np.zeros(clients, dtype=np.int64)
         for label, samples in enumerate(present):
-            shares = dirichlet_shares(rng, clients, alpha, sizes < fair if balance else None)
+            allowed = sizes < fair if balance else None
+            shares = dirichlet_shares(rng, clients, alpha, allowed)
             counts[label] = cut(int(samples), shares, nearest=nearest)
             sizes += counts[label]
         return counts
 
     counts = redraw(draw, minimum)
     shuffled = rng.permutation(len(targets))
-    # numpy sorts 16-bit keys in linear time
-    keys = targets[shuffled].astype(np.uint16) if len(present) <= 2**16 else targets[shuffled]
-    by_class = shuffled[np.argsort(keys, kind="stable")]
+    labels = targets[shuffled]
+    if len(present) <= 2**16:
+        labels = labels.astype(np.uint16)  # numpy sorts 16-bit keys in linear time
+    by_class = shuffled[np.argsort(labels, kind="stable")]
     owner = np.empty(len(targets), dtype=np.int32)
-    owner[by_class] = np.repeat(
-        np.tile(np.arange(clients, dtype=np.int32), len(present)), counts.ravel()
-    )
+    every_client = np.tile(np.arange(clients, dtype=np.int32), len(present))
+    owner[by_class] = np.repeat(every_client, counts.ravel())
     return Population.from_owner(fill(rng, owner, clients, minimum), clients)
 
 
@@ -105,17 +104,18 @@ def quantity(
     _check(len(targets), clients, minimum)
     _check_alpha(alpha)
     rng = _generator(seed, 3)
-    counts = redraw(
-        lambda: cut(len(targets), dirichlet_shares(rng, clients, alpha))[None], minimum
-    )[0]
+
+    def draw() -> Ints:
+        return cut(len(targets), dirichlet_shares(rng, clients, alpha))[None]
+
+    counts = redraw(draw, minimum)[0]
     owner = np.empty(len(targets), dtype=np.int32)
     owner[rng.permutation(len(targets))] = np.repeat(np.arange(clients, dtype=np.int32), counts)
     return Population.from_owner(fill(rng, owner, clients, minimum), clients)
 
 
 def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Population:
-    """Pathological label skew: samples sorted by class and cut into shards, `shards` to each
-    client.
+    """Pathological label skew: samples sorted by class and cut, `shards` pieces to each client.
 
     Args:
         targets: The class of each sample.
@@ -136,8 +136,7 @@ def shards(targets: Ints, clients: int, seed: int, *, shards: int = 2) -> Popula
 
 
 def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2) -> Population:
-    """Few labels each, as NIID-Bench deals them: client i has class i mod K and others drawn at
-    random.
+    """Few labels each, as NIID-Bench deals them: client i has class i mod K and random others.
 
     The samples of a class are divided equally among the clients that have it; sizes therefore
     differ.
@@ -151,7 +150,8 @@ def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2
     classes = int(targets.max()) + 1
     if not 1 <= labels_per_client <= classes:
         raise UserError(
-            f"data.labels_per_client is {labels_per_client}; the data has {classes} classes, give 1 to that."
+            f"data.labels_per_client is {labels_per_client}; the data has {classes} classes, "
+            "give 1 to that."
         )
     _check(len(targets), clients, minimum=1)
     rng = _generator(seed, 7)
@@ -159,21 +159,19 @@ def labels(targets: Ints, clients: int, seed: int, *, labels_per_client: int = 2
     for client in range(clients):
         first = client % classes
         others = rng.permutation(np.delete(np.arange(classes), first))[: labels_per_client - 1]
-        has[client, first] = has[client, others] = True
+        has[client, first] = True
+        has[client, others] = True
     owner = np.full(len(targets), -1, dtype=np.int32)
     for label in range(classes):
-        samples, owners = (
-            rng.permutation(np.flatnonzero(targets == label)),
-            np.flatnonzero(has[:, label]),
-        )
+        samples = rng.permutation(np.flatnonzero(targets == label))
+        owners = np.flatnonzero(has[:, label])
         if len(owners):
             owner[samples] = owners[even_runs(len(samples), len(owners))]
     return Population.from_owner(owner, clients)
 
 
 def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) -> Population:
-    """Label skew with equal sizes: every client draws the classes of its n/N samples from its own
-    Dirichlet(alpha).
+    """Label skew with equal sizes: each client's classes come from a Dirichlet(alpha) of its own.
 
     As in the released code of FedDyn and in FL-Simulator, where classes are not divided: one that
     is drawn more often than it has samples is used again from its beginning, and of one that is
@@ -189,64 +187,65 @@ def client_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) ->
     _check_alpha(alpha)
     rng = _generator(seed, 8)
     present = np.flatnonzero(np.bincount(targets))
-    each = len(targets) // clients
+    per_client = len(targets) // clients
     draws = []
     for _ in range(clients):
         ends = np.cumsum(dirichlet_shares(rng, len(present), alpha))
-        draws.append(np.searchsorted(ends, rng.integers(0, ends[-1], each), side="right"))
+        draws.append(np.searchsorted(ends, rng.integers(0, ends[-1], per_client), side="right"))
     drawn = np.concatenate(draws)
-    order = np.empty(clients * each, dtype=np.int64)
+    order = np.empty(clients * per_client, dtype=np.int64)
     for position, label in enumerate(present):
         samples = rng.permutation(np.flatnonzero(targets == label))
         places = rng.permutation(np.flatnonzero(drawn == position))
         order[places] = samples[np.arange(len(places)) % len(samples)]
-    return Population(order, np.arange(clients + 1, dtype=np.int64) * each, shared=True)
+    offsets = np.arange(clients + 1, dtype=np.int64) * per_client
+    return Population(order, offsets, shared=True)
 
 
 def disjoint_dirichlet(targets: Ints, clients: int, seed: int, *, alpha: float) -> Population:
-    """As `client_dirichlet`, but no sample has two clients: Hsu, Qi and Brown 2019, TensorFlow
-    Federated, pfl-research.
+    """As `client_dirichlet`, but no sample has two clients.
 
-    One client after another draws its n/N samples. Those of a class that is exhausted are drawn
-    from its other classes and, if they are exhausted too, from whatever is left.
+    As in Hsu, Qi and Brown 2019, TensorFlow Federated and pfl-research. One client after another
+    draws its n/N samples. Those of a class that is exhausted are drawn from its other classes and,
+    if they are exhausted too, from whatever is left.
 
     Args:
         targets: The class of each sample.
         clients: The number of clients; samples that are left when all have n/N, rounded down, have
-        none.
+            none.
         seed: Of the random numbers, 0 or more.
         alpha: The smaller, the fewer classes a client has.
     """
     _check(len(targets), clients, minimum=1)
     _check_alpha(alpha)
     rng = _generator(seed, 9)
-    left = np.bincount(targets)
-    taken = np.zeros((clients, len(left)), dtype=np.int64)
-    for own in taken:
-        shares = dirichlet_shares(rng, len(left), alpha)
-        while missing := len(targets) // clients - own.sum():
-            ends = np.cumsum(np.where(left > 0, shares, 0))
+    remaining = np.bincount(targets)
+    classes = len(remaining)
+    table = np.zeros((clients, classes), dtype=np.int64)
+    for counts in table:
+        shares = dirichlet_shares(rng, classes, alpha)
+        while missing := len(targets) // clients - counts.sum():
+            ends = np.cumsum(np.where(remaining > 0, shares, 0))
             if not ends[-1]:
-                ends = np.cumsum(left)
+                ends = np.cumsum(remaining)
             drawn = np.searchsorted(ends, rng.integers(0, ends[-1], missing), side="right")
-            found = np.minimum(np.bincount(drawn, minlength=len(left)), left)
-            own += found
-            left = left - found
-    return _dealt(rng, targets, taken)
+            taken = np.minimum(np.bincount(drawn, minlength=classes), remaining)
+            counts += taken
+            remaining = remaining - taken
+    return _dealt(rng, targets, table)
 
 
 def counts(
     targets: Ints, clients: int, seed: int, *, class_counts: Sequence[Sequence[int]]
 ) -> Population:
-    """As many samples of each class as a table says, such as that of another program's partition;
-    drawn at random.
+    """As many random samples of each class as a table says, such as that of another program.
 
     Args:
         targets: The class of each sample.
         clients: The number of clients.
         seed: Of the random numbers, 0 or more.
         class_counts: For each client, how many samples of each class it has; samples that are left
-        have no client.
+            have no client.
     """
     _check(len(targets), clients, minimum=1)
     table = checked(class_counts, clients, np.bincount(targets))
@@ -263,8 +262,7 @@ def mixed(
     balance: bool = False,
     nearest: bool = False,
 ) -> Population:
-    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha) on the
-    samples left.
+    """Two kinds of clients: the first half IID, the others label-skewed by Dirichlet(alpha).
 
     Args:
         targets: The class of each sample.
@@ -282,24 +280,25 @@ def mixed(
     )
     if not iid_clients:
         return skewed(targets, clients)
-    first, rest = np.split(
-        _generator(seed, 6).permutation(len(targets)), [len(targets) * iid_clients // clients]
-    )
-    kinds = (
-        (first, iid(targets[first], iid_clients, seed)),
-        (rest, skewed(targets[rest], clients - iid_clients)),
-    )
+    shuffled = _generator(seed, 6).permutation(len(targets))
+    iid_samples, rest = np.split(shuffled, [len(targets) * iid_clients // clients])
+    iid_half = iid(targets[iid_samples], iid_clients, seed)
+    skewed_half = skewed(targets[rest], clients - iid_clients)
+
+    # The clients of a half are numbered from 0; those of the second come after the first.
     owner = np.empty(len(targets), dtype=np.int32)
-    for (samples, assigned), before in zip(kinds, (0, iid_clients), strict=True):
-        owner[samples[assigned.order]] = before + np.repeat(
-            np.arange(len(assigned)), assigned.sizes
-        )
+    owner[iid_samples[iid_half.order]] = _owners(iid_half)
+    owner[rest[skewed_half.order]] = iid_clients + _owners(skewed_half)
     return Population.from_owner(owner, clients)
 
 
+def _owners(population: Population) -> Ints:
+    """The client of each sample, in the order in which the population has them."""
+    return np.repeat(np.arange(len(population)), population.sizes)
+
+
 def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> Population:
-    """One client per key (writer, speaker) with at least `minimum` samples; `clients` of them, or
-    all.
+    """One client per key, a writer or a speaker, with at least `minimum` samples.
 
     Args:
         keys: The natural client of each sample.
@@ -316,17 +315,18 @@ def natural(keys: Ints, clients: int | None, seed: int, *, minimum: int = 1) -> 
             f"data.minimum is {minimum}, but no natural client has that many samples; lower it."
         )
     if clients is None:
-        clients, found = len(enough), np.count_nonzero(sizes)
-        if clients < found:
+        clients = len(enough)
+        total = np.count_nonzero(sizes)
+        if clients < total:
             warnings.warn(
-                f"{found - clients} of {found} natural clients have fewer than data.minimum = {minimum} samples and "
-                "are left out; lower data.minimum to keep them.",
+                f"{total - clients} of {total} natural clients have fewer than data.minimum = "
+                f"{minimum} samples and are left out; lower data.minimum to keep them.",
                 stacklevel=2,
             )
     if not 1 <= clients <= len(enough):
         raise UserError(
-            f"data.clients is {clients}, but the data has {len(enough)} natural clients with at least "
-            f"{minimum} samples; give 1 to {len(enough)}."
+            f"data.clients is {clients}, but the data has {len(enough)} natural clients with at "
+            f"least {minimum} samples; give 1 to {len(enough)}."
         )
     kept = np.sort(_generator(seed, 5).permutation(enough)[:clients])
     client_of = np.full(int(keys.max()) + 1, -1, dtype=np.int32)
@@ -359,9 +359,8 @@ OPTIONS = {  # what each uses
     "mixed": ("alpha", "minimum", "balance", "nearest"),
     "natural": ("minimum",),
 }
-SETTINGS = tuple(
-    dict.fromkeys(each for used in OPTIONS.values() for each in used)
-)  # of all of them
+# Of all of them, each once.
+SETTINGS = tuple(dict.fromkeys(option for options in OPTIONS.values() for option in options))
 BY_NUMBER = ("iid", "quantity")  # these do not look at the classes
 
 
@@ -384,19 +383,19 @@ def partition(
     Args:
         dataset: Its training samples are divided among the clients.
         name: One of `PARTITIONS`, such as "iid", "dirichlet", "quantity", "shards", "labels" or
-        "natural".
+            "natural".
         clients: The number of clients; with "natural", None for all.
         seed: Of the random numbers, 0 or more: the same seed gives the same partition on every
-        platform.
+            platform.
         alpha: Of the Dirichlet ones, "mixed" and "quantity"; the smaller, the more the clients
-        differ.
+            differ.
         minimum: The least number of samples of a client.
         shards: Of "shards": how many each client gets.
         labels_per_client: Of "labels": how many classes each client has.
         class_counts: Of "counts": for each client, how many samples of each class it has.
         balance: Of "dirichlet" and "mixed": whether clients get about as many samples each.
         nearest: Of "dirichlet" and "mixed": whether cuts are rounded to the nearest sample, not
-        down.
+            down.
 
     Returns:
         The training samples of each client.
@@ -408,39 +407,50 @@ def partition(
     if name == "natural":
         if dataset.keys is None:
             raise UserError(
-                f"data.partition is 'natural', but data set {dataset.name!r} has no natural clients; use 'dirichlet'."
+                f"data.partition is 'natural', but data set {dataset.name!r} has no natural "
+                "clients; use 'dirichlet'."
             )
         return replace(natural(dataset.keys, clients, seed, minimum=minimum), dealt=name)
     if clients is None:
         raise UserError(
-            f"data.clients is missing: partition {name!r} needs the number of clients; give at least 1."
+            f"data.clients is missing: partition {name!r} needs the number of clients; "
+            "give at least 1."
         )
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "alpha": alpha,
         "minimum": minimum,
         "balance": balance,
         "nearest": nearest,
-    }
-    given |= {
         "shards": shards,
         "labels_per_client": labels_per_client,
         "class_counts": class_counts,
     }
-    labels = dataset.labels_of_train if name in BY_NUMBER else dataset.with_labels().labels_of_train
-    if labels is None and name not in BY_NUMBER:
-        raise UserError(
-            f"data.partition is {name!r}, which deals samples by their class, but data set {dataset.name!r} is for "
-            f"{dataset.kind or 'a task of its own'}; use {' or '.join(map(repr, BY_NUMBER))}, or give the clients."
-        )
-    numbers = np.zeros(len(dataset.train), dtype=np.int64) if labels is None else labels
-    return replace(
-        PARTITIONS[name](numbers, clients, seed, **{each: given[each] for each in OPTIONS[name]}),
-        dealt=name,
+    options = {option: settings[option] for option in OPTIONS[name]}
+    targets = _classes_to_deal(dataset, name)
+    return replace(PARTITIONS[name](targets, clients, seed, **options), dealt=name)
+
+
+def _classes_to_deal(dataset: DataSet, name: str) -> Ints:
+    """The class of each training sample; 0 for all where the partition does not look at it."""
+    if name not in BY_NUMBER:
+        dataset = dataset.with_labels()
+    labels = dataset.labels_of_train
+    if labels is not None:
+        return labels
+    if name in BY_NUMBER:
+        return np.zeros(len(dataset.train), dtype=np.int64)
+    kind = "a task of its own"
+    if dataset.kind:
+        kind = dataset.kind
+    raise UserError(
+        f"data.partition is {name!r}, which deals samples by their class, but data set "
+        f"{dataset.name!r} is for {kind}; use {' or '.join(map(repr, BY_NUMBER))}, "
+        "or give the clients."
     )
 
 
 def _dealt(rng: np.random.Generator, targets: Ints, table: Ints) -> Population:
-    """Random samples of each class, as many for each client as the table `[clients, classes]` says."""
+    """Random samples of each class, as many as the table `[clients, classes]` says."""
     owner = np.full(len(targets), -1, dtype=np.int32)
     for label, column in enumerate(table.T):
         samples = rng.permutation(np.flatnonzero(targets == label))

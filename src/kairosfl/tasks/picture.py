@@ -22,7 +22,7 @@ NAMED = 25  # up to this many classes are labelled
 
 
 def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: Population) -> None:
-    """Draw the clients by classes and save the figure as PNG, SVG or PDF, by the path's extension."""
+    """Draw the clients by classes and save the figure as PNG, SVG or PDF, as the path ends."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import PowerNorm
@@ -30,7 +30,8 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise UserError(
-            'drawing a partition needs matplotlib, which is not installed; pip install "kairosfl[cli]"'
+            "drawing a partition needs matplotlib, which is not installed; "
+            'pip install "kairosfl[cli]"'
         ) from None
     labels = dataset.labels_of_train
     if labels is None:
@@ -59,9 +60,9 @@ def draw_partition(path: str | os.PathLike[str], dataset: DataSet, population: P
     main.set_ylabel("class")
     main.set_ylim(dataset.classes - 0.5, -0.5)
     if dataset.classes <= NAMED:
-        names = [_short(label) for label in dataset.labels] or [
-            str(c) for c in range(dataset.classes)
-        ]
+        names = [_short(label) for label in dataset.labels]
+        if not names:
+            names = [str(number) for number in range(dataset.classes)]
         main.set_yticks(range(dataset.classes), names)
     top.set_ylabel("samples")
     top.set_title(_title(describe(dataset, population)), fontsize="medium")
@@ -109,9 +110,9 @@ def _columns(counts: Ints) -> tuple[Floats, Floats, Floats]:
 def _clients(count: int) -> str:
     if count <= DISCS:
         return "client"
-    merged = (
-        f"; a column is the mean of about {count / COLUMNS:.0f}" if count > 1.5 * COLUMNS else ""
-    )
+    merged = ""
+    if count > 1.5 * COLUMNS:
+        merged = f"; a column is the mean of about {count / COLUMNS:.0f}"
     return f"{count:,} clients, sorted by their main class{merged}"
 
 
@@ -126,4 +127,6 @@ def _title(facts: dict[str, Any]) -> str:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= 16 else label[:15] + "…"
+    if len(label) <= 16:
+        return label
+    return label[:15] + "…"

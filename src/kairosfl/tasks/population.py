@@ -40,11 +40,8 @@ class Population:
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) < 2:
             raise UserError("a population needs at least one client.")
-        if (
-            self.offsets[0] != 0
-            or self.offsets[-1] != len(self.order)
-            or np.any(np.diff(self.offsets) < 0)
-        ):
+        spans_order = self.offsets[0] == 0 and self.offsets[-1] == len(self.order)
+        if not spans_order or np.any(np.diff(self.offsets) < 0):
             raise UserError(
                 f"offsets must rise from 0 to the number of samples, {len(self.order)}."
             )
@@ -98,14 +95,16 @@ class Population:
         if len(owner) and int(owner.max()) >= clients:
             sample = int(owner.argmax())
             raise UserError(
-                f"sample {sample} belongs to client {owner[sample]}, but there are only {clients} clients."
+                f"sample {sample} belongs to client {owner[sample]}, but there are only "
+                f"{clients} clients."
             )
         owned = owner >= 0
         sizes = np.bincount(owner[owned], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(owned.sum()) :]
         offsets = np.zeros(clients + 1, dtype=np.int64)
         np.cumsum(sizes, out=offsets[1:])
-        return cls(order.astype(np.int32 if len(owner) < 2**31 else np.int64), offsets, keys, tests)
+        index_type = np.int32 if len(owner) < 2**31 else np.int64
+        return cls(order.astype(index_type), offsets, keys, tests)
 
     @classmethod
     def from_lists(
@@ -115,18 +114,20 @@ class Population:
 
         Args:
             clients: For each client, the indices of its samples in the training set.
-            tests: For each client, the indices of its own samples in the test set, if clients have
-            some.
+            tests: For each client, the indices of its own samples in the test set, if it has some.
         """
         lists = [_indices(indices, number) for number, indices in enumerate(clients)]
         offsets = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum([len(indices) for indices in lists], out=offsets[1:])
         order = np.concatenate([*lists, np.empty(0, np.int64)])
-        return cls(order, offsets, tests=None if tests is None else Population.from_lists(tests))
+        if tests is None:
+            return cls(order, offsets)
+        return cls(order, offsets, tests=Population.from_lists(tests))
 
     def check(self, samples: int) -> None:
-        """Refuse a client without data, a sample that does not exist and, unless `shared`, a sample
-        owned twice.
+        """Refuse a client without data, and a sample that does not exist or is owned twice.
+
+        Where the population is `shared`, samples may be owned twice.
 
         Args:
             samples: The number of training samples.
@@ -136,7 +137,9 @@ class Population:
         """
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
-            more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+            more = ""
+            if len(empty) > 1:
+                more = f" (and {len(empty) - 1} more)"
             raise UserError(
                 f"client {empty[0]}{more} has no data; give it samples or leave it out."
             )
@@ -165,18 +168,22 @@ def _indices(indices: Any, number: int) -> Ints:
         ) from None
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
         raise UserError(
-            f"clients[{number}] has {numbers.dtype} values of shape {list(numbers.shape)}; give the indices of the "
-            "client's samples, whole numbers of shape [n]."
+            f"clients[{number}] has {numbers.dtype} values of shape {list(numbers.shape)}; "
+            "give the indices of the client's samples, whole numbers of shape [n]."
         )
     return numbers.astype(np.int64)
 
 
 def own_tests(dataset: DataSet, population: Population) -> Population | None:
-    """Each client's own test samples (some may have none), or None if neither the population nor
-    the keys of the data assign them."""
+    """Each client's own test samples, of which some may have none.
+
+    None if neither the population nor the keys of the data assign them.
+    """
     if population.tests is not None:
         return population.tests
-    keys = population.keys if population.keys is not None else _keys(dataset, population)
+    keys = population.keys
+    if keys is None:
+        keys = _keys(dataset, population)
     if dataset.test_keys is None or keys is None:
         return None
     highest = max(int(dataset.test_keys.max(initial=-1)), int(keys.max()))
@@ -187,14 +194,13 @@ def own_tests(dataset: DataSet, population: Population) -> Population | None:
 
 
 def _keys(dataset: DataSet, population: Population) -> Ints | None:
-    """The natural key of each client, if all samples of a client share one and no two clients have
-    the same.
-    """
+    """The natural key of each client; None unless each has one, and one of its own."""
     if dataset.keys is None or not population.sizes.all():
         return None
     keys = dataset.keys[population.order]
     first = keys[population.offsets[:-1]]
-    natural = np.array_equal(keys, np.repeat(first, population.sizes)) and len(
-        np.unique(first)
-    ) == len(first)
-    return first if natural and first.min() >= 0 else None
+    if not np.array_equal(keys, np.repeat(first, population.sizes)):
+        return None  # a client has samples of several keys
+    if len(np.unique(first)) < len(first) or first.min() < 0:
+        return None
+    return first

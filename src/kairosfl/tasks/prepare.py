@@ -1,5 +1,4 @@
-"""From stored inputs to what a model sees, on the device: normalisation, and the keys of what is
-random about it.
+"""From stored inputs to what a model sees, on the device: normalisation, and random keys.
 
 Every operation acts on each sample alone, so one client's batch [b,...] and stacked ones [m,b,...]
 give equal bits.
@@ -21,12 +20,16 @@ from kairosfl.tasks.tree import Tree, tree_map
 def prepare(inputs: Tree, dataset: DataSet) -> Any:
     """Tokens as int64, uint8 images as (x/255 - mean)/std (or x/255), floats as they are."""
     if isinstance(inputs, torch.Tensor):
-        return inputs.long() if dataset.vocabulary else _normalised(inputs, dataset)
+        if dataset.vocabulary:
+            return inputs.long()
+        return _normalised(inputs, dataset)
 
-    def one(leaf: torch.Tensor) -> torch.Tensor:  # of several inputs, uint8 may also be a mask
-        return _normalised(leaf, dataset) if leaf.ndim == 4 else leaf
+    def image_normalised(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.ndim != 4:
+            return leaf  # of several inputs, uint8 may also be a mask
+        return _normalised(leaf, dataset)
 
-    return tree_map(one, inputs)
+    return tree_map(image_normalised, inputs)
 
 
 def _normalised(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
@@ -42,14 +45,15 @@ def _normalised(inputs: torch.Tensor, dataset: DataSet) -> torch.Tensor:
 def affine(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What uint8 images are multiplied by and what is then added, one number per channel or one for
-    all.
-    """
-    means, stds = (
-        torch.tensor(mean or (0.0,), dtype=torch.float64),
-        torch.tensor(std or (1.0,), dtype=torch.float64),
-    )
-    scale, shift = 1 / (255 * stds), -means / stds
+    """What uint8 images are multiplied by and what is then added, `[channels or 1, 1, 1]`."""
+    means = torch.zeros(1, dtype=torch.float64)
+    stds = torch.ones(1, dtype=torch.float64)
+    if mean:
+        means = torch.tensor(mean, dtype=torch.float64)
+    if std:
+        stds = torch.tensor(std, dtype=torch.float64)
+    scale = 1 / (255 * stds)
+    shift = -means / stds
     return scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
 
 
@@ -72,38 +76,36 @@ def sample_keys(
 
 
 def ordered(inputs: Tree) -> Any:
-    """Images channels-last on a CPU, where convolutions and poolings are twice as fast; anything
-    else as it is.
-    """
+    """Images channels-last on a CPU, where convolutions and poolings are twice as fast."""
 
-    def one(leaf: torch.Tensor) -> torch.Tensor:
-        images = leaf.ndim == 4 and leaf.device.type == "cpu"
-        return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
+    def channels_last(leaf: torch.Tensor) -> torch.Tensor:
+        if leaf.ndim == 4 and leaf.device.type == "cpu":
+            return leaf.contiguous(memory_format=torch.channels_last)
+        return leaf
 
-    return tree_map(one, inputs)
+    return tree_map(channels_last, inputs)
 
 
 def mislabelled(
     targets: torch.Tensor, keys: torch.Tensor, noise: float | torch.Tensor, dataset: DataSet
 ) -> torch.Tensor:
-    """The classes, of which a fraction `noise` is replaced by one of the others, chosen by the
-    samples' keys.
-    """
+    """The classes, of which a fraction `noise` is replaced by others, chosen by the keys."""
     if dataset.kind not in CLASSED:
         raise UserError(
-            f"label_noise needs one class per sample, and data set {dataset.name!r} is {dataset.kind!r}."
+            f"label_noise needs one class per sample, and data set {dataset.name!r} is "
+            f"{dataset.kind!r}."
         )
-    least = noise * 2**16  # rounded, so that float32 and float64 choose the same samples
-    wrong = keys & 0xFFFF < (least.round() if isinstance(least, torch.Tensor) else round(least))
+    # Rounded, so that float32 and float64 choose the same samples.
+    limit = noise * 2**16
+    limit = limit.round() if isinstance(limit, torch.Tensor) else round(limit)
+    wrong = keys & 0xFFFF < limit
     others = 1 + (((keys >> 16) & 0xFFFFFF) * (dataset.classes - 1) >> 24)
     moved = (targets + others.view(targets.shape).to(targets.dtype)) % dataset.classes
     return torch.where(wrong.view(targets.shape), moved, targets)
 
 
 def _mix(keys: torch.Tensor) -> torch.Tensor:
-    """The finaliser of splitmix64 after adding the golden ratio: every input bit moves every output
-    bit.
-    """
+    """The finaliser of splitmix64: every input bit moves every output bit."""
     keys = keys + _signed(0x9E3779B97F4A7C15)
     keys = (keys ^ _shift(keys, 30)) * _signed(0xBF58476D1CE4E5B9)
     keys = (keys ^ _shift(keys, 27)) * _signed(0x94D049BB133111EB)

@@ -1,6 +1,4 @@
-"""Shares of the samples: random ones in fixed point, the arithmetic that makes whole samples of
-them, and tables.
-"""
+"""Shares of the samples in fixed point, and the whole samples that are made of them."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ def cut(samples: int, shares: Shares, *, nearest: bool = False) -> Ints:
 
 
 def redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
-    """Draw counts [classes, clients] until every client has its minimum, as long as a redraw can
-    plausibly succeed.
+    """Draw counts [classes, clients] until every client has its minimum.
+
+    It is given up where a redraw cannot plausibly succeed.
     """
     counts = draw()
     for _ in range(REDRAWS):
@@ -73,9 +72,7 @@ def redraw(draw: Callable[[], Ints], minimum: int) -> Ints:
 
 
 def fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> Ints:
-    """Give every client its minimum, taking random samples one by one from the client that is
-    largest at the time.
-    """
+    """Give every client its minimum, sample by sample from the client that is largest then."""
     sizes = np.bincount(owner, minlength=clients)
     missing = np.maximum(minimum - sizes, 0)
     if not missing.any():
@@ -91,40 +88,46 @@ def fill(rng: np.random.Generator, owner: Ints, clients: int, minimum: int) -> I
 
 
 def from_largest(sizes: Ints, total: int) -> Ints:
-    """How many samples each client gives when `total` are taken one by one from the largest (lowest
-    id first).
+    """How many samples each client gives when `total` are taken one by one from the largest.
+
+    Of several that are as large, the one with the lowest id gives first.
     """
-    low, high = 0, int(sizes.max())
-    while low < high:  # find the highest cap on client sizes that frees at least `total` samples
-        level = (low + high + 1) // 2
-        low, high = (
-            (level, high) if np.maximum(sizes - level, 0).sum() >= total else (low, level - 1)
-        )
+    # By bisection, the highest cap on client sizes that frees at least `total` samples.
+    low = 0
+    high = int(sizes.max())
+    while low < high:
+        cap = (low + high + 1) // 2
+        freed = np.maximum(sizes - cap, 0).sum()
+        if freed >= total:
+            low = cap
+        else:
+            high = cap - 1
+
+    # The last of those that give keep what the cap freed beyond the total.
     gives = np.maximum(sizes - low, 0)
     surplus = int(gives.sum()) - total
-    gives[np.flatnonzero(gives)[len(np.flatnonzero(gives)) - surplus :]] -= 1
+    givers = np.flatnonzero(gives)
+    gives[givers[len(givers) - surplus :]] -= 1
     return gives
 
 
 def checked(class_counts: Sequence[Sequence[int]], clients: int, present: Ints) -> Ints:
-    """A table `[clients, classes]` of samples, refused where it does not fit to the clients and the
-    samples present.
-    """
+    """A table `[clients, classes]` that fits the number of clients and the samples present."""
     if len(class_counts) != clients:
         raise UserError(
-            f"data.class_counts has {len(class_counts)} rows, but data.clients is {clients}; give one row for each "
-            "client."
+            f"data.class_counts has {len(class_counts)} rows, but data.clients is {clients}; "
+            "give one row for each client."
         )
     for client, row in enumerate(class_counts):
         if len(row) != len(present) or min(row) < 0 or not any(row):
             raise UserError(
-                f"data.class_counts has {list(row)} for client {client}; give {len(present)} numbers, one for each "
-                "class, 0 or more and not all 0."
+                f"data.class_counts has {list(row)} for client {client}; give {len(present)} "
+                "numbers, one for each class, 0 or more and not all 0."
             )
     table: Ints = np.array(class_counts, dtype=np.int64)
     for label in np.flatnonzero(table.sum(axis=0) > present):
         raise UserError(
-            f"data.class_counts asks for {table[:, label].sum()} samples of class {label}, but there are only "
-            f"{present[label]}; lower its numbers."
+            f"data.class_counts asks for {table[:, label].sum()} samples of class {label}, "
+            f"but there are only {present[label]}; lower its numbers."
         )
     return table

@@ -1,5 +1,6 @@
-"""Samples that are read when a batch needs them: data larger than memory, and transforms that are
-drawn anew.
+"""Samples that are read when a batch needs them.
+
+Such is data larger than memory, or with transforms that are drawn anew.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Streamed:
     ) -> tuple[Any, Any]:
         """Inputs and targets of these samples; `keys` seed their transforms."""
         numbers = range(self.count)[chosen] if isinstance(chosen, slice) else chosen.tolist()
-        inputs, targets = self.fetch(numbers, None if keys is None else keys.flatten().tolist())
+        seeds = None
+        if keys is not None:
+            seeds = keys.flatten().tolist()
+        inputs, targets = self.fetch(numbers, seeds)
         return self._there(inputs), self._there(targets)
 
     def _there(self, tree: Any) -> Any:
@@ -61,14 +65,16 @@ class Streamed:
 
     def take(self, chosen: torch.Tensor) -> Streamed:
         """Only these samples."""
-        numbers, fetch = chosen.tolist(), self.fetch
-        known = None if self.known is None else self.known[chosen]
-        return Streamed(
-            lambda some, seeds: fetch([numbers[i] for i in some], seeds),
-            len(numbers),
-            known,
-            self.device,
-        )
+        numbers = chosen.tolist()
+        fetch = self.fetch
+
+        def fetch_chosen(places: Sequence[int], seeds: Sequence[int] | None) -> tuple[Any, Any]:
+            return fetch([numbers[place] for place in places], seeds)
+
+        targets = None
+        if self.known is not None:
+            targets = self.known[chosen]
+        return Streamed(fetch_chosen, len(numbers), targets, self.device)
 
     def to(self, device: torch.device) -> Streamed:
         """The samples with their batches on a device."""
@@ -82,63 +88,75 @@ class Streamed:
     @cached_property
     def targets(self) -> Any:
         """All targets if they are known; otherwise those of the first samples."""
-        return self.known if self.known is not None else self.read(slice(0, PROBED))[1]
+        if self.known is not None:
+            return self.known
+        _, targets = self.read(slice(0, PROBED))
+        return targets
 
     def with_targets(self) -> Streamed:
-        """With the targets of all samples, for which everything is read once if they are not known."""
+        """With the targets of all samples; if they are not known, everything is read once."""
         if self.known is not None:
             return self
-        parts = [targets for _, targets in self.batches(256)]
-        if not all(isinstance(part, torch.Tensor) for part in parts):
-            raise UserError(
-                "samples with several targets each have no class to divide them by; give the clients."
-            )
+        parts = []
+        for _, targets in self.batches(256):
+            if not isinstance(targets, torch.Tensor):
+                raise UserError(
+                    "samples with several targets each have no class to divide them by; "
+                    "give the clients."
+                )
+            parts.append(targets)
         return replace(self, known=torch.cat(parts).cpu())
 
     def digest(self) -> str:
-        """Of the number of samples and of the first and last one: reading all would take too long."""
-        found = hashlib.md5(str(self.count).encode(), usedforsecurity=False)
+        """Of the number of samples and the first and last one: reading all would take too long."""
+        md5 = hashlib.md5(str(self.count).encode(), usedforsecurity=False)
+        key = torch.zeros(1, dtype=torch.int64)
         for chosen in (slice(0, 1), slice(self.count - 1, self.count)):
-            for leaf in (
-                leaf
-                for tree in self.read(chosen, torch.zeros(1, dtype=torch.int64))
-                for leaf in leaves(tree)
-            ):
-                found.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
+            inputs, targets = self.read(chosen, key)
+            for leaf in (*leaves(inputs), *leaves(targets)):
+                md5.update(leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return md5.hexdigest()
 
 
 def reading(data: Any) -> str:
-    """What reading costs where samples are read for each batch, as the end of a sentence; empty
-    where they are not.
-    """
+    """What reading costs, as the end of a sentence; empty where samples are in memory."""
     if not isinstance(data, Streamed):
         return ""
-    count, began = min(32, len(data)), time.perf_counter()
+    count = min(32, len(data))
+    began = time.perf_counter()
     data.read(slice(0, count))
-    return f"; samples are read batch by batch, {1e3 * (time.perf_counter() - began) / count:.2g} ms each"
+    milliseconds = 1e3 * (time.perf_counter() - began) / count
+    return f"; samples are read batch by batch, {milliseconds:.2g} ms each"
 
 
 def of_items(items: Any, collate: Callable[[list[Any]], tuple[Any, Any]]) -> Streamed:
-    """A map-style data set, whose `items[i]` is a pair of input and target; transforms inside it
-    are drawn anew.
+    """A map-style data set, whose transforms are drawn anew; `items[i]` is an input and a target.
 
     Args:
         items: The data set. Its attribute `targets`, which those of torchvision have, is used if
-        there is one.
+            there is one.
         collate: From a list of its pairs to inputs and targets.
     """
 
     def fetch(numbers: Sequence[int], seeds: Sequence[int] | None) -> tuple[Any, Any]:
-        drawn = []
+        pairs = []
         for place, number in enumerate(numbers):
             with seeded(0 if seeds is None else seeds[place]):
-                drawn.append(items[number])
-        return collate(drawn)
+                pairs.append(items[number])
+        return collate(pairs)
 
-    known = getattr(items, "targets", None)
-    whole = known is not None and len(known) == len(items) and np.asarray(known).dtype.kind in "iu"
-    return Streamed(fetch, len(items), torch.as_tensor(np.asarray(known)).long() if whole else None)
+    return Streamed(fetch, len(items), _classes_of(items))
+
+
+def _classes_of(items: Any) -> torch.Tensor | None:
+    """The classes of all samples, where a data set says them."""
+    targets = getattr(items, "targets", None)
+    if targets is None or len(targets) != len(items):
+        return None
+    classes = np.asarray(targets)
+    if classes.dtype.kind not in "iu":
+        return None
+    return torch.as_tensor(classes).long()
 
 
 def of_arrays(x: np.ndarray, targets: Any) -> Streamed:
@@ -151,10 +169,10 @@ def of_arrays(x: np.ndarray, targets: Any) -> Streamed:
     def fetch(numbers: Sequence[int], _: Sequence[int] | None) -> tuple[Any, Any]:
         chosen = np.fromiter(numbers, dtype=np.int64, count=len(numbers))
         inputs = torch.from_numpy(np.ascontiguousarray(x[chosen]))
-        wanted = torch.from_numpy(chosen)
-        return inputs.float() if inputs.is_floating_point() else inputs, tree_map(
-            lambda leaf: leaf[wanted], targets
-        )
+        if inputs.is_floating_point():
+            inputs = inputs.float()
+        places = torch.from_numpy(chosen)
+        return inputs, tree_map(lambda leaf: leaf[places], targets)
 
     return Streamed(fetch, len(x), targets if isinstance(targets, torch.Tensor) else None)
 
@@ -164,33 +182,44 @@ def chained(parts: Sequence[Any]) -> Streamed:
     ends = np.cumsum([len(part) for part in parts])
 
     def fetch(numbers: Sequence[int], seeds: Sequence[int] | None) -> tuple[Any, Any]:
-        found = []
+        samples = []
         for place, number in enumerate(numbers):
             which = int(np.searchsorted(ends, number, side="right"))
-            row = torch.tensor([number - int(ends[which]) + len(parts[which])])
-            found.append(
-                parts[which].read(row, None if seeds is None else torch.tensor([seeds[place]]))
-            )
-        inputs, targets = zip(*found, strict=True)
+            part = parts[which]
+            row = torch.tensor([number - int(ends[which]) + len(part)])
+            key = None
+            if seeds is not None:
+                key = torch.tensor([seeds[place]])
+            samples.append(part.read(row, key))
+        inputs, targets = zip(*samples, strict=True)
         return join(torch.cat, list(inputs)), join(torch.cat, list(targets))
 
-    whole = [getattr(part, "known", part.targets) for part in parts]
-    known = torch.cat(whole) if all(isinstance(each, torch.Tensor) for each in whole) else None
-    return Streamed(fetch, int(ends[-1]), known)
+    return Streamed(fetch, int(ends[-1]), _targets_of(parts))
+
+
+def _targets_of(parts: Sequence[Any]) -> torch.Tensor | None:
+    """The targets of all parts, one after another; None where some are not known."""
+    targets = []
+    for part in parts:
+        known_targets = getattr(part, "known", part.targets)
+        if not isinstance(known_targets, torch.Tensor):
+            return None
+        targets.append(known_targets)
+    return torch.cat(targets)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch, numpy and Python draw from this seed, and go on afterwards as if nothing had been
-    drawn.
-    """
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    """Torch, numpy and Python draw from this seed, and go on afterwards as if they had not."""
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
     torch.default_generator.manual_seed(seed % 2**63)
     np.random.seed(seed % 2**32)
     random.seed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kairosfl.core.layout import Layout
+from kairosfl.core.layout import Entry, Layout
 from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.copied import check_targets
 from kairosfl.tasks.crops import Crops, augment
 from kairosfl.tasks.dataset import DataSet
 from kairosfl.tasks.forward import call
-from kairosfl.tasks.kinds import CLASSED, KINDS, Loss
+from kairosfl.tasks.kinds import CLASSED, KINDS, Kind, Loss
 from kairosfl.tasks.metrics import Measure, Metric, class_scores, mean, named
 from kairosfl.tasks.owned import own_names
 from kairosfl.tasks.population import Population, own_tests
@@ -71,7 +71,7 @@ class Task:
         self.clients.check(len(self.dataset.train))
         if self.clients.tests is not None:
             self.clients.tests.check_range(len(self.dataset.test), "test samples")
-        kind = KINDS.get(self.dataset.kind or "")
+        kind = self._kind
         if self.loss is None:
             if kind is None:
                 raise UserError(
@@ -81,46 +81,61 @@ class Task:
         usual = kind is not None and (self.loss is kind.loss or self.metrics is None)
         if self.dataset.kind == "language" and usual:
             check_targets(self.dataset)
-        if self.augment and (
-            not isinstance(self.dataset.train.inputs, Tensor) or len(self.dataset.shape) != 3
-        ):
-            raise UserError(
-                "data.augment = true needs images [channels, height, width] alone as input; set it to false."
-            )
+        if self.augment:
+            self._check_images()
         if self.augment is True:
             object.__setattr__(self, "augment", Crops())
+
+    def _check_images(self) -> None:
+        """Refuse crops of what is not one image a sample."""
+        alone = isinstance(self.dataset.train.inputs, Tensor)
+        if not alone or len(self.dataset.shape) != 3:
+            raise UserError(
+                "data.augment = true needs images [channels, height, width] alone as input; "
+                "set it to false."
+            )
+
+    @property
+    def _kind(self) -> Kind | None:
+        """The usual loss and metrics of this kind of data; None where it is none of ours."""
+        if self.dataset.kind is None:
+            return None
+        return KINDS.get(self.dataset.kind)
 
     @cached_property
     def measures(self) -> dict[str, Metric]:
         """The metrics by name, the main one first; without any, the loss is the main one."""
-        own = self.metrics
-        if own is None:
-            kind = KINDS.get(self.dataset.kind or "")
-            own = kind.metrics if kind is not None and self._judges(kind.metrics) else {}
-        return named(own)
+        if self.metrics is not None:
+            return named(self.metrics)
+        kind = self._kind
+        if kind is None or not self._judges(kind):
+            return {}
+        return named(kind.metrics)
 
-    def _judges(self, metrics: Mapping[str, Metric]) -> bool:
-        """Whether the usual metrics of this kind can judge the model's outputs, which a loss of
-        one's own may not.
-        """
-        if self.loss is KINDS[self.dataset.kind or ""].loss:
+    def _judges(self, kind: Kind) -> bool:
+        """Whether the usual metrics can judge the outputs, which a loss of one's own may shape."""
+        if self.loss is kind.loss:
             return True
         try:
             _, outputs, targets = self._tried
-            return all(
-                len(metric.measure(outputs, targets)) == len(outputs) for metric in metrics.values()
-            )
+            for metric in kind.metrics.values():
+                if len(metric.measure(outputs, targets)) != len(outputs):
+                    return False
         except Exception:  # the outputs are of another form
             return False
+        return True
 
     @cached_property
     def confusable(self) -> int:
-        """The number of classes, if outputs are scores of classes and these are few enough to be
-        recorded; else 0.
+        """The number of classes of which a run records who is taken for whom.
+
+        It is 0 unless outputs are scores of classes, and these are few.
         """
         usual = [KINDS[name].metrics["accuracy"] for name in CLASSED]
         few = self.dataset.classes <= MOST_CLASSES
-        return self.dataset.classes if few and self.measures.get("accuracy") in usual else 0
+        if few and self.measures.get("accuracy") in usual:
+            return self.dataset.classes
+        return 0
 
     @property
     def main(self) -> tuple[str, Metric | None]:
@@ -132,10 +147,12 @@ class Task:
         """Which samples of a batch are correct, for clients that are to measure their accuracy."""
         metric = self.measures.get("accuracy")
         if metric is None or metric.finish is not mean:
-            have = ", ".join(self.measures) or "none"
+            names = "none"
+            if self.measures:
+                names = ", ".join(self.measures)
             raise UserError(
-                "A rule that has clients measure their accuracy needs a task with the metric accuracy, "
-                f"and this one has {have}; have them measure their loss, as by score = "
+                "A rule that has clients measure their accuracy needs a task with the metric "
+                f"accuracy, and this one has {names}; have them measure their loss, as by score = "
                 "'log_likelihood'."
             )
         return metric.measure
@@ -156,8 +173,7 @@ class Task:
         """The own part of a client that has not trained yet; None where the model has none."""
         if not self.own:
             return None
-        tensors = trained(self.model)
-        return torch.cat([tensors[entry.name].detach().reshape(-1) for entry in self.layout.own])
+        return self._joined(self.layout.own)
 
     @cached_property
     def base_hash(self) -> str | None:
@@ -168,7 +184,9 @@ class Task:
     def tests(self) -> Population | None:
         """Each client's own test samples, if any client has some."""
         own = own_tests(self.dataset, self.clients)
-        return own if own is not None and own.sizes.any() else None
+        if own is None or not own.sizes.any():
+            return None
+        return own
 
     @property
     def varies(self) -> bool:
@@ -176,38 +194,34 @@ class Task:
         return bool(self.augment) or isinstance(self.dataset.train, Streamed)
 
     def augmented(self, inputs: Any, keys: Tensor) -> Any:
-        """Stored training inputs, cropped and flipped by these keys if so asked for: before they
-        are normalised.
-        """
+        """Stored training inputs, cropped and flipped by these keys before they are normalised."""
         crops = self.augment
-        return (
-            augment(inputs, keys, crops, mean=self.dataset.mean)
-            if isinstance(crops, Crops)
-            else inputs
-        )
+        if isinstance(crops, Crops):
+            return augment(inputs, keys, crops, mean=self.dataset.mean)
+        return inputs
 
     @property
     def client_accuracy_on(self) -> Literal["test", "train"]:
-        """On which samples the accuracy of each client is measured: its own test samples, or else
-        what it trains on.
-        """
+        """Where a client's accuracy is measured: its own test samples, or what it trains on."""
         return "train" if self.tests is None else "test"
 
     def start(self) -> Tensor:
         """What the clients share of the current model, as a new vector."""
         if not self.own:
             return flatten(self.model)
+        return self._joined(self.layout.entries)
+
+    def _joined(self, entries: Sequence[Entry]) -> Tensor:
+        """These trained tensors of the current model, one after another."""
         tensors = trained(self.model)
-        return torch.cat(
-            [tensors[entry.name].detach().reshape(-1) for entry in self.layout.entries]
-        )
+        return torch.cat([tensors[entry.name].detach().reshape(-1) for entry in entries])
 
     def trial(self) -> tuple[Any, Any]:
-        """The first training samples as the model sees them, and their targets, to try the model
-        on.
-        """
-        inputs, targets = self.dataset.train.read(torch.arange(min(TRIAL, len(self.dataset.train))))
-        return self.prepared(inputs, next(iter(trained(self.model).values())).dtype), targets
+        """The first training samples as the model sees them, and their targets."""
+        count = min(TRIAL, len(self.dataset.train))
+        inputs, targets = self.dataset.train.read(torch.arange(count))
+        dtype = next(iter(trained(self.model).values())).dtype
+        return self.prepared(inputs, dtype), targets
 
     @cached_property
     def _tried(self) -> tuple[Any, Tensor, Any]:
@@ -218,8 +232,9 @@ class Task:
 
     @cached_property
     def scored_classes(self) -> int:
-        """For how many classes the model has a score; a deployed server, which has only its shapes,
-        takes those of the data.
+        """For how many classes the model has a score.
+
+        A deployed server has only the shapes of the model and takes the classes of the data.
         """
         if _is_hollow(self.model):
             return self.dataset.classes
@@ -241,8 +256,7 @@ class Task:
         return cast(prepare(inputs, self.dataset), dtype)
 
     def check(self) -> None:
-        """Try the model, the loss and the metrics on a few samples, and refuse what does not fit
-        with the shapes.
+        """Try the model, the loss and the metrics on a few samples, and refuse what does not fit.
 
         Raises:
             UserError: Names what fails or has the wrong shape.
@@ -258,96 +272,122 @@ class Task:
             raise UserError(
                 f"{model} fails on training inputs of shape {shape}: {first_line(error)}"
             ) from error
-        count = rows(targets)
-        made = f"outputs of shape {shapes(outputs)} and targets of shape {shapes(targets)}"
         self._check_outputs(model, inputs, outputs, targets)
-        for name, measure in (
-            ("loss", self.loss),
-            *((f"metrics[{key!r}]", m.measure) for key, m in self.measures.items()),
-        ):
-            try:
-                numbers = measure(outputs, targets)
-            except Exception as error:
-                raise UserError(f"{name} fails on {made}: {first_line(error)}") from error
-            per_sample = isinstance(numbers, Tensor) and numbers.ndim and len(numbers) == count
-            if not per_sample or (name == "loss" and numbers.shape != (count,)):
-                found = (
-                    list(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
-                )
-                raise UserError(
-                    f"{name} returned {found} for {made}; return one number per sample, shape [{count}], such as by "
-                    "reduction='none' and a mean over the other dimensions."
-                )
+        measures: dict[str, Measure] = {"loss": self.loss}
+        for name, metric in self.measures.items():
+            measures[f"metrics[{name!r}]"] = metric.measure
+        for name, measure in measures.items():
+            _check_numbers(name, measure, outputs, targets)
         if not self._has_gradient(outputs, targets):
             raise UserError(
-                "loss has no gradient: what it returns is cut off from the model's outputs, as by detach(), argmax() "
-                "or no_grad(); compute it from them."
+                "loss has no gradient: what it returns is cut off from the model's outputs, as by "
+                "detach(), argmax() or no_grad(); compute it from them."
             )
 
     def _has_gradient(self, outputs: Tree, targets: Any) -> bool:
-        with torch.enable_grad():  # clones, which a loss may change in place
-            watched = tree_map(
-                lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()).clone(), outputs
-            )
-            return self.loss(watched, targets).requires_grad
+        """Whether the loss depends on the outputs."""
+
+        def attached(leaf: Tensor) -> Tensor:
+            # A clone, since a loss may change it in place.
+            return leaf.detach().requires_grad_(leaf.is_floating_point()).clone()
+
+        with torch.enable_grad():
+            return self.loss(tree_map(attached, outputs), targets).requires_grad
 
     def check_features(self, who: str) -> None:
-        """Refuse a model whose features, the input of its last `nn.Linear`, are not one row per
-        sample.
+        """Refuse a model whose features, its last layer's input, are not one row per sample.
 
         Args:
             who: What would compare them.
         """
-        model, heard = copy.deepcopy(self.model).eval(), []
-        last_linear(model).register_forward_pre_hook(
-            lambda _, arguments: heard.append(arguments[0])
-        )
+        model = copy.deepcopy(self.model).eval()
+        features: list[Tensor] = []
+
+        def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            features.append(arguments[0])
+
+        last_linear(model).register_forward_pre_hook(keep)
         inputs, targets = self.trial()
         with torch.no_grad():
             call(model, inputs)
-        if not heard or len(heard[-1]) != rows(targets):
-            found = (
-                f"is given {list(heard[-1].shape)} for {rows(targets)} samples"
-                if heard
-                else "is not used"
-            )
-            raise UserError(
-                f"{who} compares features, the input of the last nn.Linear, but that of {type(self.model).__name__} "
-                f"{found}; leave {who} out, or use a model that ends with an nn.Linear."
-            )
+        if features and len(features[-1]) == rows(targets):
+            return
+        problem = "is not used"
+        if features:
+            problem = f"is given {list(features[-1].shape)} for {rows(targets)} samples"
+        raise UserError(
+            f"{who} compares features, the input of the last nn.Linear, but that of "
+            f"{type(self.model).__name__} {problem}; leave {who} out, or use a model that ends "
+            "with an nn.Linear."
+        )
 
     def _check_outputs(self, model: str, inputs: Tree, outputs: Tensor, targets: Any) -> None:
-        """Refuse outputs of a shape that is wrong in a way that the usual loss of this kind would
-        not notice.
-        """
-        kind, classes = self.dataset.kind, self.dataset.classes
+        """Refuse outputs of a wrong shape that the usual loss of this kind would not notice."""
+        kind = self.dataset.kind
         if not kind or self.loss is not KINDS[kind].loss:
             return
-        made = f"{model} turns inputs of shape {shapes(inputs)} into outputs of shape {list(outputs.shape)}"
+        model_turns = (
+            f"{model} turns inputs of shape {shapes(inputs)} "
+            f"into outputs of shape {list(outputs.shape)}"
+        )
         if kind == "regression" and outputs.numel() != targets.numel():
             raise UserError(
-                f"{made}, but the targets have shape {list(targets.shape)}: give it one output for each number; if the "
-                "targets are classes, give them as whole numbers."
+                f"{model_turns}, but the targets have shape {list(targets.shape)}: give it one "
+                "output for each number; if the targets are classes, give them as whole numbers."
             )
-        logit = classes <= 2 and outputs.shape in ((len(outputs),), (len(outputs), 1))
-        if (
-            kind == "classification"
-            and not logit
-            and (outputs.ndim != 2 or outputs.shape[1] < classes)
-        ):
-            numbers = ""
-            if outputs.numel() == len(outputs):
-                numbers = ", or pass kind='regression' if the targets are numbers"
-            raise UserError(
-                f"{made}, but the data has {classes} classes: give its last layer as many outputs, "
-                f"shape [{len(outputs)}, {classes}]{numbers}."
-            )
-        if kind == "classification" and outputs.ndim == 2 and outputs.shape[1] > max(classes, 2):
-            warnings.warn(
-                f"{made}, but the data has {classes} classes: the other outputs only cost time and bytes; give its "
-                f"last layer {classes}.",
-                stacklevel=2,
-            )
+        if kind == "classification":
+            _check_scores(model_turns, outputs, self.dataset.classes)
+
+
+def _check_scores(model_turns: str, outputs: Tensor, classes: int) -> None:
+    """Refuse too few outputs for the classes, and warn of too many.
+
+    Args:
+        model_turns: The beginning of the sentence: what the model turns into which outputs.
+        outputs: The model's, `[n]` or `[n, 1]` for a single logit of two classes, else
+            `[n, classes]`.
+        classes: How many classes the data has.
+    """
+    single_logit = outputs.shape in ((len(outputs),), (len(outputs), 1))
+    if classes <= 2 and single_logit:
+        return
+    if outputs.ndim != 2 or outputs.shape[1] < classes:
+        numbers = ""
+        if outputs.numel() == len(outputs):
+            numbers = ", or pass kind='regression' if the targets are numbers"
+        raise UserError(
+            f"{model_turns}, but the data has {classes} classes: give its last layer as many "
+            f"outputs, shape [{len(outputs)}, {classes}]{numbers}."
+        )
+    if outputs.shape[1] > max(classes, 2):
+        warnings.warn(
+            f"{model_turns}, but the data has {classes} classes: the other outputs only cost time "
+            f"and bytes; give its last layer {classes}.",
+            stacklevel=3,
+        )
+
+
+def _check_numbers(name: str, measure: Measure, outputs: Any, targets: Any) -> None:
+    """Refuse a loss or a metric that fails, or that does not return numbers for each sample."""
+    samples = f"outputs of shape {shapes(outputs)} and targets of shape {shapes(targets)}"
+    count = rows(targets)
+    try:
+        numbers = measure(outputs, targets)
+    except Exception as error:
+        raise UserError(f"{name} fails on {samples}: {first_line(error)}") from error
+
+    returned: Any = type(numbers).__name__
+    fits = False
+    if isinstance(numbers, Tensor):
+        returned = list(numbers.shape)
+        fits = numbers.ndim > 0 and len(numbers) == count
+        if name == "loss":
+            fits = numbers.shape == (count,)
+    if not fits:
+        raise UserError(
+            f"{name} returned {returned} for {samples}; return one number per sample, shape "
+            f"[{count}], such as by reduction='none' and a mean over the other dimensions."
+        )
 
 
 def last_linear(model: nn.Module) -> nn.Linear:

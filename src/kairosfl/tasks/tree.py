@@ -1,6 +1,4 @@
-"""Inputs and targets of samples: a tensor, or a tuple or dict of tensors with the same first
-dimension.
-"""
+"""Inputs and targets of samples: a tensor, or a tuple or dict of tensors that are as long."""
 
 from __future__ import annotations
 
@@ -17,7 +15,9 @@ def leaves(tree: Tree) -> list[Tensor]:
     """The tensors, in order."""
     if isinstance(tree, Tensor):
         return [tree]
-    return list(tree.values() if isinstance(tree, dict) else tree)
+    if isinstance(tree, dict):
+        return list(tree.values())
+    return list(tree)
 
 
 def tree_map(change: Callable[[Tensor], Any], tree: Tree) -> Any:
@@ -31,7 +31,11 @@ def tree_map(change: Callable[[Tensor], Any], tree: Tree) -> Any:
 
 def cast(tree: Tree, dtype: torch.dtype) -> Any:
     """The tree with its floating-point tensors of this type."""
-    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+    def converted(leaf: Tensor) -> Tensor:
+        return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+    return tree_map(converted, tree)
 
 
 def rows(tree: Tree) -> int:
