@@ -72,7 +72,7 @@ def test_the_test_set_is_never_used(done):
     assert len(folders) == len(done.ended)
     for folder in folders:
         assert tomllib.loads((folder / "config.toml").read_text())["data"]["validation"] == 0.1
-    sizes = {len(task.dataset.test) for task in done.tasks.values()}
+    sizes = {len(task.dataset.test) for task in done.variants.tasks.values()}
     assert sizes == {round(0.1 * 1437)}  # of the 1,437 training digits
 
 
@@ -86,7 +86,7 @@ def test_the_file_plain_averaging_and_plain_averaging_with_the_best_recipe_are_a
         {"algorithm": "fedavg"},
     )
     assert first.params["train.lr"] == 0.05
-    best = done._ranked(10)[0]
+    best = done.ended.ranked(10)[0]
     assert any(
         trial.plain and trial.recipe == found.trials[best.trial].recipe for trial in found.trials
     )

@@ -18,10 +18,12 @@ from kairosfl.runs.checkpoint import states
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import append_json, read_lines
 from kairosfl.runs.keys import updated
+from kairosfl.tune import pricing
 from kairosfl.tune import search as searching
 from kairosfl.tune.budget import Budget
 from kairosfl.tune.outcomes import measure
 from kairosfl.tune.page import page
+from kairosfl.tune.pools import Pools
 from kairosfl.tune.price import price
 from kairosfl.tune.result import result
 from kairosfl.tune.search import Search
@@ -336,7 +338,7 @@ def test_a_run_that_sends_more_than_its_price_stops_before_the_budget_is_exceede
 ):
     from kairosfl.tune.price import Price
 
-    monkeypatch.setattr(searching, "price", lambda config, task: Price(1.0, 1.0, varies=False))
+    monkeypatch.setattr(pricing, "price", lambda config, task: Price(1.0, 1.0, varies=False))
     show = Quiet()
     made = search(tmp_path / "s", Budget("bytes", 5e5), SHORT, show)
     assert sent(made.out) <= 5e5
@@ -394,7 +396,7 @@ def test_a_search_whose_trials_all_fail_ends_with_the_reason(tmp_path, monkeypat
     def refused(self, run):
         raise UserError("The clients are gone.")
 
-    monkeypatch.setattr(Search, "_pool", refused)
+    monkeypatch.setattr(Pools, "pool", refused)
     made = search(tmp_path / "s", Budget("rounds", 400))  # a trial that failed uses none of them
     assert len(made.ended) == 16 + 3
     with pytest.raises(

@@ -1,5 +1,4 @@
-"""How far a budget goes: how many rounds a trial has in each stage, and which trials go on to the
-next.
+"""How far a budget goes: the rounds of a trial in each stage, and which trials go on.
 
 A stage is a complete run of every trial in it, with its whole schedule of the learning rate; the
 last one has the rounds of the file, the one before it a third of them. Much shorter runs would
@@ -29,10 +28,10 @@ Kind = Literal["trials", "rounds", "bytes", "minutes"]
 
 def stages(rounds: int) -> tuple[int, ...]:
     """The rounds of a trial in each stage."""
-    found = [rounds]
-    while len(found) < STAGES and found[0] // ETA >= FEWEST:
-        found.insert(0, found[0] // ETA)
-    return tuple(found)
+    lengths = [rounds]
+    while len(lengths) < STAGES and lengths[0] // ETA >= FEWEST:
+        lengths.insert(0, lengths[0] // ETA)
+    return tuple(lengths)
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,16 @@ class Budget:
     ) -> Budget:
         """The one that is given, or 30 trials."""
         options = {"trials": trials, "rounds": rounds, "bytes": megabytes, "minutes": minutes}
-        given = {name: value for name, value in options.items() if value is not None}
-        if len(given) > 1:
-            raise UserError(f"Give one budget, not {' and '.join(f'--{name}' for name in given)}.")
-        for name, value in given.items():
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"--{name} {value} must be above 0 and finite.")
-            if value > LARGEST.get(name, math.inf):
+        amounts = {name: amount for name, amount in options.items() if amount is not None}
+        if len(amounts) > 1:
+            raise UserError(f"Give one budget, not --{' and --'.join(amounts)}.")
+        for name, amount in amounts.items():
+            if not (math.isfinite(amount) and amount > 0):
+                raise UserError(f"--{name} {amount} must be above 0 and finite.")
+            if amount > LARGEST.get(name, math.inf):
                 raise UserError(
-                    f"--{name} {value} is more than a search can use; give at most {LARGEST[name]}."
+                    f"--{name} {amount} is more than a search can use; "
+                    f"give at most {LARGEST[name]}."
                 )
         if trials is not None and trials < LEAST:
             raise UserError(f"--trials {trials} is too few to search; give {LEAST} or more.")
@@ -73,7 +73,9 @@ class Budget:
             return cls("bytes", megabytes * 1e6)
         if minutes is not None:
             return cls("minutes", 60 * minutes)
-        return cls("trials", trials or 30)
+        if trials is not None:
+            return cls("trials", trials)
+        return cls("trials", 30)
 
     def check(self, rounds: int, dearest: float = 0.0, largest: float = 0.0) -> None:
         """Refuse a budget with which no three trials could finish.
@@ -86,23 +88,30 @@ class Budget:
         if self.total < least:
             unit = 1e6 if self.kind == "bytes" else 1
             raise UserError(
-                f"--{self.kind} {self.total / unit:g} is too small for trials of {rounds} rounds: give at least "
-                f"{math.ceil(least / unit)}, or lower train.rounds."
+                f"--{self.kind} {self.total / unit:g} is too small for trials of {rounds} rounds: "
+                f"give at least {math.ceil(least / unit)}, or lower train.rounds."
             )
 
     def used(self, outcome: Outcome) -> float:
         """What a run used of it, but for minutes, which the clock counts."""
-        return {"trials": 1.0, "rounds": outcome.rounds, "bytes": outcome.bytes, "minutes": 0.0}[
-            self.kind
-        ]
+        amounts = {"trials": 1.0, "rounds": outcome.rounds, "bytes": outcome.bytes, "minutes": 0.0}
+        return amounts[self.kind]
+
+    def fixed(self, rounds: int) -> float:
+        """What any run of so many rounds uses; 0 where it is not the same for all."""
+        return {"trials": 1.0, "rounds": float(rounds)}.get(self.kind, 0.0)
 
     def allows(self, amount: float, stages: int) -> bool:
         """Whether the first stage may use this many trials, rounds or bytes."""
-        return amount <= (self.total if self.kind == "trials" else self.total / stages)
+        if self.kind == "trials":
+            return amount <= self.total
+        return amount <= self.total / stages
 
     def has_time(self, ended: Sequence[Outcome], stages: int, clock: float) -> bool:
         """Whether one more trial may begin its first stage, where the clock is the budget."""
-        typical = sum(outcome.seconds for outcome in ended) / len(ended) if ended else 0.0
+        typical = 0.0
+        if ended:
+            typical = sum(outcome.seconds for outcome in ended) / len(ended)
         return clock + typical / 2 < self.total / stages
 
     def going_on(
@@ -117,34 +126,46 @@ class Budget:
         speed: float,
         prices: Mapping[int, float] | None = None,
     ) -> list[int]:
-        """The trials that go on to a stage, best first: a third of them, or fewer if the budget
-        ends before.
+        """The trials that go on to a stage, best first: a third of them, or fewer.
 
-        `ranked` are those of the stage before; `keep` are trials that are chosen before others;
-        `earlier` is what other runs used; `speed` is in steps of clients per second; `prices` are
-        those of the runs, by default in proportion to the stage before.
+        They are fewer if the budget ends before.
+
+        Args:
+            ranked: Those of the stage before, best first.
+            keep: Trials that are chosen before others.
+            stage: The stage, from 1.
+            rounds: Those of every stage.
+            earlier: What other runs used.
+            clock: Seconds that the search has taken.
+            speed: Steps of clients per second.
+            prices: Those of the runs, by default in proportion to the stage before.
         """
         best = [outcome.trial for outcome in ranked[: math.ceil(len(ranked) / ETA)]]
-        best += [trial for trial in dict.fromkeys(keep) if trial not in best]
+        for trial in keep:
+            if trial not in best:
+                best.append(trial)
         if self.kind == "trials":
             return best
 
-        # What each of them would use, and what is left for all.
+        # What each of them would use, and what there is for all.
         growth = rounds[stage] / rounds[stage - 1]
-        left = self.total * (stage + 1) / len(rounds)
+        available = self.total * (stage + 1) / len(rounds)
+        costs: dict[int, float] = {}
         if self.kind == "minutes":
-            left = MARGIN * (left - clock)
-            costs = {outcome.trial: growth * outcome.steps / max(speed, 1e-9) for outcome in ranked}
+            available = MARGIN * (available - clock)
+            for outcome in ranked:
+                costs[outcome.trial] = growth * outcome.steps / max(speed, 1e-9)
         else:
-            left -= sum(earlier.values())
-            costs = {outcome.trial: growth * self.used(outcome) for outcome in ranked} | dict(
-                prices or {}
-            )
+            available -= sum(earlier.values())
+            for outcome in ranked:
+                costs[outcome.trial] = growth * self.used(outcome)
+            if prices is not None:
+                costs.update(prices)
 
         # The best one first: the clock is an estimate, so it is tried at least.
         chosen: set[int] = set()
         for trial in dict.fromkeys([best[0], *keep, *best]):
-            if costs[trial] <= left or (self.kind == "minutes" and not chosen):
-                left -= costs[trial]
+            if costs[trial] <= available or (self.kind == "minutes" and not chosen):
+                available -= costs[trial]
                 chosen.add(trial)
         return [trial for trial in best if trial in chosen]

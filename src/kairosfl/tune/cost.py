@@ -1,6 +1,4 @@
-"""What the private runs of a search cost their clients together: they all train on the same ones,
-so costs add up.
-"""
+"""What the private runs of a search cost their clients together: the costs of all add up."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from kairosfl.wording import counted
 
 @dataclass(frozen=True)
 class Cost:
-    """The ε that several runs have spent, at a δ; `one` is that of the rule, for a single run or
-    report.
-    """
+    """The ε that several runs have spent, at a δ; `one` is a rule's, for one run or report."""
 
     name: str  # as metrics.jsonl has it
     epsilon: float
@@ -33,17 +29,19 @@ class Cost:
 
     def sentence(self) -> str:
         """For the terminal and the report."""
-        hypothetical = "hypothetical " if self.name.startswith("hypothetical") else ""
         runs = f"{counted(self.runs, 'run')} of this search"
-        spent = f"{hypothetical}epsilon = {self.epsilon:.3g} at delta = {self.delta:g}"
+        spent = f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g}"
+        if self.name.startswith("hypothetical"):
+            spent = f"hypothetical {spent}"
         if self.name == "local_epsilon":
             return (
-                f"local privacy: the {runs} asked the same clients for reports of epsilon = {self.one:g} each, and "
-                f"together cost a client at most {spent}; a run of best.toml adds to it."
+                f"local privacy: the {runs} asked the same clients for reports of epsilon = "
+                f"{self.one:g} each, and together cost a client at most {spent}; "
+                "a run of best.toml adds to it."
             )
         return (
-            f"privacy: the {runs} trained on the same clients and together cost {spent}, where the file allows "
-            f"{self.one:g} for one run; a run of best.toml adds to it."
+            f"privacy: the {runs} trained on the same clients and together cost {spent}, "
+            f"where the file allows {self.one:g} for one run; a run of best.toml adds to it."
         )
 
 
@@ -63,40 +61,41 @@ def costs(folders: Iterable[Path]) -> list[Cost]:
         for number, rule in enumerate(rules):
             if type(rule) in spent:
                 spent[type(rule)].append((rule, remembered.get(number, {})))
-    found = [_central(spent[Privacy]), _local(spent[LocalPrivacy])]
-    return [cost for cost in found if cost is not None]
+    both = (_central(spent[Privacy]), _local(spent[LocalPrivacy]))
+    return [cost for cost in both if cost is not None]
 
 
 def _central(runs: Collection[tuple[Rule, dict[str, Tensor]]]) -> Cost | None:
     """Rényi divergences of independent noise add up, order by order."""
-    begun = [
-        (rule, state)
-        for rule, state in runs
-        if "spent" in state and float(state["spent"].max()) > 0
-    ]
-    if not begun:
+    rules = []
+    spent = []
+    for rule, state in runs:
+        if "spent" in state and float(state["spent"].max()) > 0:
+            rules.append(rule)
+            spent.append(state["spent"].numpy())
+    if not rules:
         return None
-    total = np.sum([state["spent"].numpy() for _, state in begun], axis=0)
-    rule = begun[0][0]
-    assert isinstance(rule, Privacy)
-    name = "hypothetical_epsilon" if rule.hypothetical else "epsilon"
-    return Cost(name, accounting.running(total, rule.delta), rule.delta, rule.epsilon, len(begun))
+    first = rules[0]
+    assert isinstance(first, Privacy)
+    name = "hypothetical_epsilon" if first.hypothetical else "epsilon"
+    epsilon = accounting.running(np.sum(spent, axis=0), first.delta)
+    return Cost(name, epsilon, first.delta, first.epsilon, len(rules))
 
 
 def _local(runs: Collection[tuple[Rule, dict[str, Tensor]]]) -> Cost | None:
     """The reports of the client with the most, in every run, as if it were always the same one."""
-    begun = [(rule, state) for rule, state in runs if int(state.get("most", 0))]
+    begun = []
+    reports = 0
+    for rule, state in runs:
+        if int(state.get("most", 0)):
+            begun.append((rule, state))
+            reports += int(state["most"])
     if not begun:
         return None
-    rule, state = begun[0]
-    assert isinstance(rule, LocalPrivacy)
-    reports = sum(int(state["most"]) for _, state in begun)
+
     # With the same ε and δ, noise is the same multiple of the length of updates, also where trials
     # clip differently.
-    return Cost(
-        "local_epsilon",
-        rule.total(float(state["noise"]), reports),
-        rule.delta,
-        rule.epsilon,
-        len(begun),
-    )
+    rule, state = begun[0]
+    assert isinstance(rule, LocalPrivacy)
+    epsilon = rule.total(float(state["noise"]), reports)
+    return Cost("local_epsilon", epsilon, rule.delta, rule.epsilon, len(begun))

@@ -1,5 +1,4 @@
-"""What the problem demands of every trial: privacy, robust rules, limits, the liars that are
-simulated, a budget.
+"""What the problem demands of every trial, such as privacy, robust rules, limits, a budget.
 
 These rules of the file's algorithm (the trait `constraint`) are not choices. A search over other
 algorithms appends them to every proposal, plain averaging too, and refuses proposals that cannot be
@@ -52,10 +51,16 @@ class Demands:
         algorithm = parse(text)
         if not algorithm.rules:
             return self.plain
-        present = {type(rule) for rule in algorithm.rules}
-        lacking = [rule for rule in self.rules if type(rule) not in present]
-        first = [str(rule) for rule in lacking if isinstance(rule, Attack)]
-        last = [str(rule) for rule in lacking if not isinstance(rule, Attack)]
+        present = set(map(type, algorithm.rules))
+        first = []
+        last = []
+        for rule in self.rules:
+            if type(rule) in present:
+                continue
+            if isinstance(rule, Attack):
+                first.append(str(rule))
+            else:
+                last.append(str(rule))
         return " + ".join([*first, text, *last])
 
     def ordered(self, algorithm: Algorithm) -> Algorithm:
@@ -63,16 +68,25 @@ class Demands:
 
         `attack` comes before all.
         """
-        kinds = {type(rule) for rule in self.rules}
-        first = [rule for rule in algorithm.rules if isinstance(rule, Attack)]
-        chosen = [rule for rule in algorithm.rules if type(rule) not in kinds and rule not in first]
-        last = [rule for rule in algorithm.rules if type(rule) in kinds and rule not in first]
+        first: list[Rule] = []
+        chosen: list[Rule] = []
+        last: list[Rule] = []
+        for rule in algorithm.rules:
+            if isinstance(rule, Attack):
+                first.append(rule)
+            elif self._has(rule):
+                last.append(rule)
+            else:
+                chosen.append(rule)
         return Algorithm((*first, *chosen, *last))
 
     def only(self, text: str) -> str:
         """Plain averaging, with the demanded rules as an algorithm has them."""
-        kinds = {type(rule) for rule in self.rules}
-        return str(Algorithm(tuple(rule for rule in parse(text).rules if type(rule) in kinds)))
+        return str(Algorithm(tuple(filter(self._has, parse(text).rules))))
+
+    def _has(self, rule: Rule) -> bool:
+        """Whether a rule of this kind is demanded."""
+        return type(rule) in map(type, self.rules)
 
     def is_plain(self, text: str) -> bool:
         """Whether an algorithm is plain averaging with what is demanded."""
@@ -125,6 +139,6 @@ def check_option(name: str, rule: type[Rule], option: str) -> None:
     """Refuse to search for what is promised to clients."""
     if option in about(rule()).promises:
         raise UserError(
-            f"tune.{name} is a promise to the clients, of which a search would choose the weakest; set it in the "
-            "file's algorithm."
+            f"tune.{name} is a promise to the clients, of which a search would choose the weakest; "
+            "set it in the file's algorithm."
         )

@@ -1,5 +1,6 @@
-"""What the runs of a search have used of its budget: round by round, so that a round trained again
-counts once.
+"""What the runs of a search have used of its budget.
+
+It is counted round by round, so that a round trained again counts once.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Ledger:
     def read(self, key: Key, folder: Path) -> None:
         """Count the rounds that an earlier session recorded."""
         path = folder / "metrics.jsonl"
-        for row in read_lines(path) if path.exists() else ():
-            self.record(key, row)
+        if path.exists():
+            for row in read_lines(path):
+                self.record(key, row)
 
     def record(self, key: Key, row: dict[str, Any]) -> None:
         """A round has been trained and recorded."""
@@ -47,10 +49,13 @@ class Ledger:
 
     def of(self, keys: Collection[Key]) -> float:
         """What some of the runs have used."""
-        return sum(sum(self.spent.get(key, {}).values()) for key in keys)
+        used = 0.0
+        for key in keys:
+            used += sum(self.spent.get(key, {}).values())
+        return used
 
     def pays(self, key: Key, briefs: Briefs) -> bool:
-        """Whether the budget pays for one more round of a run, which then counts as being trained."""
+        """Whether the budget pays for one more round of a run, which then counts as begun."""
         if self.kind not in ("rounds", "bytes"):
             return True
         cost = 1.0 if self.kind == "rounds" else of_round(briefs)
@@ -62,8 +67,9 @@ class Ledger:
 
 @dataclass(eq=False)
 class Metered(Pending):
-    """A run that stops before a round that the budget does not pay for; its summary then says
-    `unpaid`.
+    """A run that stops before a round that the budget does not pay for.
+
+    Its summary then says `unpaid`.
     """
 
     key: Key = (0, 0)

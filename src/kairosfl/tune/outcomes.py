@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,36 @@ class Outcome:
         return counted(self.round, "round")
 
 
+class Ended(dict[tuple[int, int], Outcome]):
+    """The outcomes of a search, by trial and planned rounds, in the order in which runs ended."""
+
+    def first(self, count: int, rounds: int) -> list[Outcome]:
+        """How those of the first `count` trials ended that have, with so many planned rounds."""
+        ended = []
+        for number in range(count):
+            outcome = self.get((number, rounds))
+            if outcome is not None:
+                ended.append(outcome)
+        return ended
+
+    def ranked(self, rounds: int) -> list[Outcome]:
+        """Those that finished so many planned rounds, best first."""
+        scored = []
+        for outcome in self.values():
+            if outcome.round == rounds and outcome.score is not None:
+                scored.append((-outcome.score, outcome.trial, outcome))
+        return [outcome for _, _, outcome in sorted(scored, key=lambda entry: entry[:2])]
+
+    def shorter(self, rounds: int) -> list[Outcome]:
+        """Those with fewer planned rounds."""
+        return [outcome for outcome in self.values() if outcome.round < rounds]
+
+
+def all_failed(ended: Sequence[Outcome]) -> bool:
+    """Whether none of these has trained."""
+    return all(outcome.state == "failed" for outcome in ended)
+
+
 def measure(
     trial: int,
     planned: int,
@@ -59,37 +90,51 @@ def measure(
     """
     rows = list(read_lines(folder / "metrics.jsonl"))
     metric = Folder(folder).main()
-    asked = [row for row in rows if row.get("cohort", 1)]  # Poisson sampling may draw nobody
-    if asked and not asked[-1]["reported"] and not stopped:
+    with_cohort = [row for row in rows if row.get("cohort", 1)]  # Poisson may draw nobody
+    with_reports = [row["round"] for row in rows if row["reported"]]
+    if with_cohort and not with_cohort[-1]["reported"] and not stopped:
         stopped = "the last round had no usable report"
-    if not any(row["reported"] for row in rows) and not stopped:
+    if not with_reports and not stopped:
         stopped = "no round had a usable report"
 
     # The score is that of the last round which had reports.
-    last = max((row["round"] for row in rows if row["reported"]), default=0)
+    last = max(with_reports, default=0)
     scored = scored_rows([row for row in rows if row["round"] <= last], metric.name)
     is_averaged = [f"plain_{metric.name}" in row for row in scored]
     values = [row[metric.name] for row in ending(scored, is_averaged)]
-    score = float(np.mean(values)) if values and None not in values and not stopped else None
-    finite = score is not None and math.isfinite(score)
+    score = float("nan")
+    if values and None not in values and not stopped:
+        score = float(np.mean(values))
 
-    state: State = "complete" if finite else "diverged"
-    state = "failed" if failed else state
-    why = stopped or (finished if finite else f"{metric.name} is not finite")
+    # Higher is better; a run without a finite score has diverged, if it has not failed.
+    state: State = "complete"
+    reason = finished
     signed = None
-    if score is not None and finite:
+    if math.isfinite(score):
         signed = score if metric.higher else -score
+    else:
+        state = "diverged"
+        reason = f"{metric.name} is not finite"
+    if stopped:
+        reason = stopped
+    if failed:
+        state = "failed"
     return Outcome(
         trial=trial,
         round=planned,
         state=state,
         score=signed,
-        reason=why,
+        reason=reason,
         rounds=len(rows),
-        bytes=sum(row["bytes_up"] + row["bytes_down"] for row in rows),
-        steps=sum(row["steps"] for row in rows),
-        seconds=sum(row["seconds"] for row in rows),
+        bytes=_total(rows, "bytes_up") + _total(rows, "bytes_down"),
+        steps=_total(rows, "steps"),
+        seconds=_total(rows, "seconds"),
     )
+
+
+def _total(rows: Sequence[dict[str, Any]], column: str) -> Any:
+    """The sum of a column over the rounds of a run."""
+    return sum(row[column] for row in rows)
 
 
 def exploded(row: dict[str, Any], first: float | None) -> bool:
@@ -107,9 +152,11 @@ def save(path: Path, outcome: Outcome) -> None:
     append_json(path, asdict(outcome))
 
 
-def load(path: Path) -> dict[tuple[int, int], Outcome]:
-    """The outcomes in a file, by trial and planned rounds."""
-    if not path.exists():
-        return {}
-    outcomes = [Outcome(**row) for row in read_lines(path)]
-    return {(outcome.trial, outcome.round): outcome for outcome in outcomes}
+def load(path: Path) -> Ended:
+    """The outcomes in a file; none where there is no file."""
+    ended = Ended()
+    if path.exists():
+        for row in read_lines(path):
+            outcome = Outcome(**row)
+            ended[outcome.trial, outcome.round] = outcome
+    return ended

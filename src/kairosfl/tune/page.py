@@ -42,7 +42,9 @@ def write_page(result: Result) -> Path:
 def page(result: Result) -> str:
     """The page as text."""
     title = f"Search in {result.out.name}"
-    sentences = "".join(f"<p>{escape(line)}</p>" for line in result.sentences())
+    sentences = ""
+    for line in result.sentences():
+        sentences += f"<p>{escape(line)}</p>"
     failed = sum(outcome.state != "complete" for outcome in result.ended.values())
     rounds = " / ".join(map(str, result.stages))
     body = f"""<div id="page">
@@ -111,8 +113,11 @@ def _positions(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, st
     are_names = any(isinstance(value, str | bool) for value in values)
     if are_names or len(set(values)) <= 3:
         kinds = sorted(dict.fromkeys(values), key=str)
-        places = {kind: (k + 0.5) / len(kinds) for k, kind in enumerate(kinds)}
-        marks = [(place, brief(kind)) for kind, place in places.items()]
+        places = {}
+        marks = []
+        for number, kind in enumerate(kinds):
+            places[kind] = (number + 0.5) / len(kinds)
+            marks.append((places[kind], brief(kind)))
         return [places[value] for value in values], marks
 
     low = min(values)
@@ -145,7 +150,7 @@ def _slice(result: Result, name: str, trials: Sequence[Trial], scores: dict[int,
     """A dot for each of these trials; the best of all is ringed."""
     low = min(scores.values())
     high = max(scores.values())
-    places, marks = _positions([trial.params[name] for trial in trials])
+    places, marks = _positions(_values(name, trials))
     dots = ""
     for trial, place in zip(trials, places, strict=True):
         score = scores[trial.number]
@@ -169,7 +174,8 @@ def _slice(result: Result, name: str, trials: Sequence[Trial], scores: dict[int,
         )
     return (
         f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">'
-        f'<text x="{WIDTH / 2}" y="12" text-anchor="middle" font-weight="bold">{escape(name)}</text>'
+        f'<text x="{WIDTH / 2}" y="12" text-anchor="middle" font-weight="bold">'
+        f"{escape(name)}</text>"
         f'<text x="2" y="{MARGIN}">{escape(result.show(high))}</text>'
         f'<text x="2" y="{HEIGHT - MARGIN}">{escape(result.show(low))}</text>{axis}{dots}</svg>'
     )
@@ -181,10 +187,10 @@ def _slice(result: Result, name: str, trials: Sequence[Trial], scores: dict[int,
 def _parallel(result: Result) -> str:
     """One line per trial through all of its parameters, darker for better ones."""
     scores = _scores(result)
-    names = [name for name in _names(result) if _is_of_every_trial(name)]
+    names = list(filter(_is_of_every_trial, _names(result)))
     trials = []
     for trial in result.trials:
-        if trial.number in scores and all(name in trial.params for name in names):
+        if trial.number in scores and trial.params.keys() >= set(names):
             trials.append(trial)
     if len(trials) < 2 or not names:
         return "<p>Too few trials.</p>"
@@ -192,7 +198,7 @@ def _parallel(result: Result) -> str:
     places = []
     axes = ""
     for column, name in enumerate(names):
-        at, marks = _positions([trial.params[name] for trial in trials])
+        at, marks = _positions(_values(name, trials))
         places.append(at)
         axes += _axis(column, name, marks)
     ends, _ = _positions([scores[trial.number] for trial in trials])
@@ -205,6 +211,11 @@ def _parallel(result: Result) -> str:
         lines += _line([at[k] for at in places], rank / len(order), best=k == order[-1])
     width = 120 + _GAP * len(names)
     return f'<svg width="{width}" height="{_TALL}" role="img">{lines}{axes}</svg>'
+
+
+def _values(name: str, trials: Sequence[Trial]) -> list[Any]:
+    """The values of a parameter in these trials."""
+    return [trial.params[name] for trial in trials]
 
 
 def _is_of_every_trial(name: str) -> bool:
@@ -245,8 +256,12 @@ def _line(places: Sequence[float], rank: float, *, best: bool) -> str:
 def _table(result: Result) -> str:
     """Every trial, the best first."""
     order = [trial for trial, _ in result.ranked()]
-    order += [trial for trial in result.trials if trial not in order]
-    head = "".join(f"<th>{rounds} rounds</th>" for rounds in result.stages)
+    for trial in result.trials:
+        if trial not in order:
+            order.append(trial)
+    head = ""
+    for rounds in result.stages:
+        head += f"<th>{rounds} rounds</th>"
     rows = ""
     for trial in order:
         rows += f'<tr><td class="number">{trial.number}</td>'

@@ -1,5 +1,4 @@
-"""What a run sends before it has begun: bytes up and down, by what the rules of its algorithm tell
-clients.
+"""What a run sends, before it has begun: bytes up and down, by what its rules tell clients.
 
 The briefs of one client are made as in a round, once as of a client that never took part and once
 as of one that did. Rules that choose cohorts are priced at their largest one until a run with the
@@ -46,15 +45,17 @@ class Price:
 
 def price(config: RunConfig, task: Task) -> Price:
     """What a run of this configuration sends."""
-    clients, rounds = len(task.clients), config.train.rounds
+    clients = len(task.clients)
+    rounds = config.train.rounds
+    cohort = config.train.cohort
     chosen = Algorithm(tuple(rule for rule in config.algorithm.rules if not about(rule).private))
-    asked = float(rounds * chosen.largest_cohort(config.train.cohort, clients))
+    orders = float(rounds * chosen.largest_cohort(cohort, clients))
     if config.algorithm.any("private"):
-        largest = rounds * config.algorithm.largest_cohort(config.train.cohort, clients)
-        asked = min(asked + DEVIATIONS * math.sqrt(asked), largest)
+        largest = rounds * config.algorithm.largest_cohort(cohort, clients)
+        orders = min(orders + DEVIATIONS * math.sqrt(orders), largest)
     varies = any(acts(rule, "select") for rule in chosen.rules)
     vectors, sent = _of_one_client(config, task)
-    return Price(rounds * config.train.cohort * vectors, asked * sent, varies)
+    return Price(rounds * cohort * vectors, orders * sent, varies)
 
 
 def of_round(briefs: Briefs) -> float:
@@ -78,9 +79,10 @@ def _of_one_client(config: RunConfig, task: Task) -> tuple[float, float]:
     new, _ = brief(run, setup, now, client)
     for table in run.tables:
         rows = table.rows(client)
-        flags = {
-            name: torch.ones_like(row) for name, row in rows.items() if row.dtype == torch.bool
-        }
+        flags = {}  # such as whether it took part
+        for name, row in rows.items():
+            if row.dtype == torch.bool:
+                flags[name] = torch.ones_like(row)
         if flags:
             table.write(client, {**rows, **flags})
     seen, _ = brief(run, setup, now, client)

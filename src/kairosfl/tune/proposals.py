@@ -30,7 +30,7 @@ TOP = 5  # trials that importance should be estimated from, at least
 
 @dataclass(frozen=True)
 class Trial:
-    """One proposal: the keys in which it differs from the file, and Optuna's name for its values."""
+    """One proposal: the keys in which it differs from the file, and Optuna's names for them."""
 
     number: int
     settings: Mapping[str, Any]
@@ -57,7 +57,9 @@ class Proposals:
     """The trials of a search, stored in a journal file."""
 
     def __init__(self, journal: Path, space: Space, config: RunConfig) -> None:
-        self.optuna, self.space, self.config = library(), space, config
+        self.optuna = library()
+        self.space = space
+        self.config = config
         backend = self.optuna.storages.journal.JournalFileBackend(str(journal))
         self.study: optuna.Study = self.optuna.create_study(
             storage=self.optuna.storages.JournalStorage(backend),
@@ -145,8 +147,13 @@ class Proposals:
         """
         states = self.optuna.trial.TrialState
         ended = (states.COMPLETE, states.PRUNED)
-        trials = [trial for trial in self.study.get_trials() if trial.state in ended]
-        scores = [trial.value for trial in trials if trial.value is not None]
+        trials = []
+        scores = []
+        for trial in self.study.get_trials():
+            if trial.state in ended:
+                trials.append(trial)
+                if trial.value is not None:
+                    scores.append(trial.value)
         if len(scores) < FEW or min(scores) == max(scores):
             return {}
 

@@ -59,9 +59,12 @@ class Result:
         """Every trial with its last score: those with the most rounds first, then by score."""
         ranked = []
         for trial in self.trials:
-            scored = [one for one in self.outcomes(trial.number).values() if one.score is not None]
-            if scored:
-                ranked.append((trial, scored[-1]))
+            last_scored = None
+            for outcome in self.outcomes(trial.number).values():
+                if outcome.score is not None:
+                    last_scored = outcome
+            if last_scored is not None:
+                ranked.append((trial, last_scored))
         return sorted(ranked, key=_rank)
 
     @property
@@ -82,7 +85,10 @@ class Result:
 
     def plain(self) -> tuple[Trial, Outcome] | None:
         """The best trial of plain averaging."""
-        return next((pair for pair in self.ranked() if pair[0].plain), None)
+        for trial, outcome in self.ranked():
+            if trial.plain:
+                return trial, outcome
+        return None
 
     def of(self, number: int) -> Outcome | None:
         """How a trial ended in the last stage it was in."""
@@ -101,12 +107,12 @@ class Result:
     def mattered(self) -> list[dict[str, str]]:
         """The parameters as rows of text, the most important one first."""
         best = self.best[0]
-        top = [trial for trial, _ in self.ranked()[:5]]
+        top = self.ranked()[:5]
         rows = []
         for name in sorted(self.importances, key=lambda name: -self.importances[name]):
             if self.importances[name] < NEGLIGIBLE:
                 continue
-            values = [trial.params[name] for trial in top if name in trial.params]
+            values = [trial.params[name] for trial, _ in top if name in trial.params]
             rows.append(
                 {
                     "parameter": name,
@@ -153,7 +159,9 @@ class Result:
                 f"No trial has finished all {self.stages[-1]} rounds; a larger budget and the same "
                 "command continue."
             )
-        return [*lines, *(cost.sentence() for cost in self.costs)]
+        for cost in self.costs:
+            lines.append(cost.sentence())
+        return lines
 
     def write(self) -> None:
         """Write best.toml and trials.json."""
@@ -161,8 +169,8 @@ class Result:
         score = f"{self.metric.name} {self.show(outcome.score)}"
         note = (
             f"# Trial {trial.number} of a search by `kairosfl tune`: {score} on "
-            f"validation samples after {outcome.length}.\n# Run as it is, it trains on all training "
-            "samples and is evaluated on the test set.\n"
+            f"validation samples after {outcome.length}.\n"
+            "# Run as it is, it trains on all training samples and is evaluated on the test set.\n"
         )
         write(self.out / "best.toml", note + dump(self.best_tables()))
         write_json(self.out / "trials.json", [self._row(trial) for trial in self.trials])
@@ -222,11 +230,15 @@ def brief(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _span(values: list[Any]) -> str:
     """The values in words: from the least to the largest, or how often there is each."""
     if not values:
         return "–"
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+    if not all(map(_is_number, values)):
         return ", ".join(f"{brief(kind)} ×{values.count(kind)}" for kind in dict.fromkeys(values))
     low = brief(min(values))
     high = brief(max(values))
