@@ -1,5 +1,4 @@
-"""How fast a task trains on this machine: loop, batched in every precision, and one model as the
-ceiling.
+"""How fast a task trains on this machine: loop, batched, and one model as the ceiling.
 
 The ceiling is one model that trains on one batch as large as all clients' together, captured as a
 graph where there is a GPU: what the device could do if all clients had the same weights.
@@ -61,52 +60,61 @@ class Bench:
 
     def ratio(self, line: Measured) -> float | None:
         """How many times as fast as the fastest loop."""
-        loops = [each.rate for each in self.lines if each.engine == "loop" and each.rate]
-        return line.rate / max(loops) if line.rate and loops else None
+        fastest = 0.0
+        for other in self.lines:
+            if other.engine == "loop" and other.rate:
+                fastest = max(fastest, other.rate)
+        if not line.rate or not fastest:
+            return None
+        return line.rate / fastest
 
     def share(self, line: Measured) -> float | None:
         """The part of what one model does in the same precision."""
-        same = [
-            each.rate
-            for each in self.lines
-            if (each.engine, each.precision) == ("one model", line.precision)
-        ]
-        return line.rate / same[0] if line.rate and same and same[0] else None
+        ceiling = None
+        for other in self.lines:
+            if other.engine == "one model" and other.precision == line.precision:
+                ceiling = other.rate
+                break
+        if not line.rate or not ceiling:
+            return None
+        return line.rate / ceiling
 
     def rows(self) -> list[dict[str, str]]:
         """The table, as text."""
+        return [self._row(line) for line in self.lines]
 
-        def spell(value: float | None, form: str) -> str:
-            return "–" if value is None else form.format(value)
-
-        return [
-            {
-                "engine": line.engine,
-                "precision": line.precision,
-                f"{self.unit} a second": spell(line.rate, "{:,.0f}"),
-                "times loop": spell(self.ratio(line), "{:.2f}"),
-                "of the ceiling": spell(self.share(line), "{:.0%}"),
-                "memory": spell(None if line.memory is None else line.memory / 2**30, "{:.2f} GiB"),
-                "how": line.why,
-            }
-            for line in self.lines
-        ]
+    def _row(self, line: Measured) -> dict[str, str]:
+        gibibytes = None
+        if line.memory is not None:
+            gibibytes = line.memory / 2**30
+        return {
+            "engine": line.engine,
+            "precision": line.precision,
+            f"{self.unit} a second": _cell(line.rate, "{:,.0f}"),
+            "times loop": _cell(self.ratio(line), "{:.2f}"),
+            "of the ceiling": _cell(self.share(line), "{:.0%}"),
+            "memory": _cell(gibibytes, "{:.2f} GiB"),
+            "how": line.why,
+        }
 
     def numbers(self) -> dict[str, Any]:
         """The same for JSON."""
-        lines = [
-            {**vars(line), "times_loop": self.ratio(line), "of_the_ceiling": self.share(line)}
-            for line in self.lines
-        ]
+        lines = []
+        for line in self.lines:
+            ratios = {"times_loop": self.ratio(line), "of_the_ceiling": self.share(line)}
+            lines.append({**vars(line), **ratios})
         return {**vars(self), "lines": lines}
+
+
+def _cell(number: float | None, form: str) -> str:
+    return "–" if number is None else form.format(number)
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
     """Those that the device computes in without emulating them."""
-    if device.type != "cuda":
-        return ("float32",)
-    new = torch.cuda.get_device_capability(device) >= (8, 0)
-    return ("float32", "tf32", "bfloat16") if new else ("float32",)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        return ("float32", "tf32", "bfloat16")
+    return ("float32",)
 
 
 def bench(
@@ -132,34 +140,38 @@ def bench(
         seed: Which clients train.
         show: Called with every line as soon as it is measured.
     """
-    population, wanted = len(task.clients), clients or recipe.cohort
-    if wanted > population:
+    population = len(task.clients)
+    cohort = clients or recipe.cohort
+    if cohort > population:
         raise UserError(
-            f"--clients {wanted} is more than the {population} clients of this task; give fewer."
+            f"--clients {cohort} is more than the {population} clients of this task; give fewer."
         )
-    ids = (
-        torch.from_numpy(stream(seed, "select").choice(population, wanted, replace=False))
-        .sort()
-        .values
-    )
+    drawn = stream(seed, "select").choice(population, cohort, replace=False)
+    ids = torch.from_numpy(drawn).sort().values
+    together = int(task.clients.sizes[ids.numpy()].clip(max=recipe.batch_size).sum())
+
+    def loop(precision: str) -> tuple[float, str]:
+        return _loop(task, recipe, ids, device, precision, seconds, seed)
+
+    def batched(precision: str) -> tuple[float, str]:
+        return _batched(task, recipe, ids, device, precision, seconds, seed)
+
+    def ceiling(precision: str) -> tuple[float, str]:
+        return one_model(task, device, precision, together, seconds), ""
+
     unit, items = task.dataset.unit
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    result = Bench(where, unit, wanted, recipe.batch_size, task.layout.size)
+    table = Bench(where, unit, cohort, recipe.batch_size, task.layout.size)
+    measures = {"loop": loop, "batched": batched, "one model": ceiling}
     names = tuple(chosen) or precisions(device)
-    together = int(task.clients.sizes[ids.numpy()].clip(max=recipe.batch_size).sum())
-    ways: dict[str, Callable[[str], tuple[float, str]]] = {
-        "loop": lambda name: _loop(task, recipe, ids, device, name, seconds, seed),
-        "batched": lambda name: _batched(task, recipe, ids, device, name, seconds, seed),
-        "one model": lambda name: (one_model(task, device, name, together, seconds), ""),
-    }
-    for engine, name in itertools.product(ways, names):
-        if (engine, name) == ("loop", "bfloat16"):  # which it does not have
+    for engine, precision in itertools.product(measures, names):
+        if engine == "loop" and precision == "bfloat16":  # which it does not have
             continue
-        line = _line(engine, name, ways[engine], items, device)
-        result.lines.append(line)
+        line = _line(engine, precision, measures[engine], items, device)
+        table.lines.append(line)
         if show is not None:
             show(line)
-    return result
+    return table
 
 
 def _line(
@@ -169,6 +181,8 @@ def _line(
     items: int,
     device: torch.device,
 ) -> Measured:
+    """One line of the table, with the memory at the peak of its measurement."""
+    memory = None
     free(device)
     try:
         rate, why = measure(name)
@@ -176,7 +190,8 @@ def _line(
         reason = first_line(error)
         return Measured(engine, name, None, None, f"failed: {reason[:200]}")
     finally:
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(device)
         free(device)
     return Measured(engine, name, rate * items, memory, why)
 
@@ -234,10 +249,13 @@ def _batched(
 def _rate(
     train: Callable[[], Reports], briefs: Briefs, device: torch.device, seconds: float
 ) -> float:
-    """Samples a second; the first call, which captures graphs and chooses methods, counts only if
-    it took too long.
+    """Samples a second.
+
+    The first call, which captures graphs and chooses methods, counts only if it took too long.
     """
-    seen, taken, first = 0, 0.0, True
+    seen = 0
+    taken = 0.0
+    first = True
     while not seen or taken < seconds:
         wait(device)
         began = time.perf_counter()
@@ -254,14 +272,13 @@ def _rate(
 def of_the_ceiling(
     task: Task, recipe: Recipe, device: torch.device, precision: str, summary: Mapping[str, Any]
 ) -> float | None:
-    """The part of what one model does that a finished run reached, with its evaluations and its
-    server.
+    """The part of what one model does that a finished run reached, with all that it did.
 
     None for a run that is short compared with the measurement, and where the measurement fails.
     """
-    rate, seconds, cohort = (
-        summary[name] or 0.0 for name in ("samples_per_second", "seconds", "average_cohort")
-    )
+    rate = summary["samples_per_second"] or 0.0
+    seconds = summary["seconds"] or 0.0
+    cohort = summary["average_cohort"] or 0.0
     batch = min(LARGEST, round(cohort * task.clients.sizes.clip(max=recipe.batch_size).mean()))
     if not rate or not batch or seconds < LONG or batch / rate > PART * seconds:
         return None
@@ -286,15 +303,14 @@ def one_model(
     """Samples a second of one model: steps of SGD with momentum on batches of this size."""
     model = copy.deepcopy(task.model).to(device).train()
     low = precision == "bfloat16"
-    for (
-        parameter
-    ) in model.parameters():  # as the engine does: what is frozen is stored in the lower precision
-        if low and not parameter.requires_grad and parameter.dtype == torch.float32:
+    trained: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            trained.append(parameter)
+        elif low and parameter.dtype == torch.float32:
+            # As the engine does: what is frozen is stored in the lower precision.
             parameter.data = parameter.data.to(torch.bfloat16)
-    trained: list[Tensor] = [
-        parameter for parameter in model.parameters() if parameter.requires_grad
-    ]
-    speed = [torch.zeros_like(each) for each in trained]
+    speed = [torch.zeros_like(parameter) for parameter in trained]
     data = task.dataset.train
     stored, targets = data.take(torch.arange(batch) % len(data)).to(device).read(slice(None))
     inputs = ordered(task.prepared(stored, trained[0].dtype))
@@ -310,11 +326,14 @@ def one_model(
             torch._foreach_add_(trained, speed, alpha=-LR)
 
     with Precision(precision)():
-        run = _graph(step) if captured and device.type == "cuda" else step
+        run: Callable[[], None] = step
+        if captured and device.type == "cuda":
+            run = _graph(step)
         return batch / time_of(run, device, seconds)
 
 
 def _graph(step: Callable[[], None]) -> Callable[[], None]:
+    """The step as a graph that a GPU replays, captured after three steps on a stream of its own."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -333,7 +352,8 @@ def time_of(run: Callable[[], object], device: torch.device, least: float = 1.0)
     began = time.perf_counter()
     run()
     wait(device)
-    count, taken = 1, time.perf_counter() - began
+    count = 1
+    taken = time.perf_counter() - began
     if taken > least and device.type == "cpu":
         return taken
     while True:

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from kairosfl.wording import listed
 
 HEAD, TAIL = 400, 300  # characters of a long message that are kept, from its beginning and its end
-MOST = (
-    60  # names that a hint repeats: more than there are rules, fewer than a table may have columns
-)
+# Names that a hint repeats: more than there are rules, fewer than a table may have columns.
+MOST = 60
 
 
 class UserError(ValueError):
@@ -47,9 +46,7 @@ class StageError(UserError):
 
 
 def shortened(message: str) -> str:
-    """A message without its middle, if that is long: the beginning names the field, the end the
-    fix.
-    """
+    """A message without its middle if it is long; the field is at its head, the fix at its end."""
     if len(message) <= HEAD + TAIL:
         return message
     left_out = len(message) - HEAD - TAIL
@@ -57,27 +54,33 @@ def shortened(message: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a message, as Python writes it, which refuses whole numbers of thousands of
-    digits.
-    """
+    """A value in a message, as Python writes it."""
     try:
         return repr(value)
-    except ValueError:
+    except ValueError:  # Python refuses to write whole numbers of thousands of digits
         return "(a number of more than 4,300 digits)"
 
 
 def first_line(error: BaseException) -> str:
     """What an error of someone else's code says, in one line; its type if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    return text.splitlines()[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelled name: the closest known name, or all of them."""
     names = sorted(known)
-    return close(name, names) or f"known: {listed(names, MOST)}"
+    hint = close(name, names)
+    if hint:
+        return hint
+    return f"known: {listed(names, MOST)}"
 
 
 def close(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelled name: the closest known name; empty if none is close."""
     matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"did you mean {matches[0]!r}?" if matches else ""
+    if not matches:
+        return ""
+    return f"did you mean {matches[0]!r}?"

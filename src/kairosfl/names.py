@@ -1,8 +1,7 @@
-"""What a configuration can name, without importing it: a misspelled name is answered before torch
-is imported.
+"""What a configuration can name, without importing it.
 
-The names, and the options of data sets and models, are written down here once more; a test compares
-them with the truth.
+So a misspelled name is answered before torch is imported. The names, and the options of data sets
+and models, are written down here once more; a test compares them with the truth.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ def _words(text: str) -> list[str]:
 
 
 RULES = _words(
-    "fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam fedyogi fedams fedcl "
-    "alt pa3fed fedaware average budget uniform privacy localprivacy bucketing nnm normclipping centeredclipping "
-    "median trimmedmean geometricmedian krum limits attack overcommit deadline buffered stale fedbuff fedasync"
+    "fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
+    "fedyogi fedams fedcl alt pa3fed fedaware average budget uniform privacy localprivacy "
+    "bucketing nnm normclipping centeredclipping median trimmedmean geometricmedian krum limits "
+    "attack overcommit deadline buffered stale fedbuff fedasync"
 )
 DETECTORS = _words("fgn fedfim noisedfgn")
 EXAMPLES["rule"] = ("fedprox(mu=0.01)", "fedavgm")
@@ -40,7 +40,8 @@ DATA = {  # with their options
     "shakespeare": "stride",
     "agnews": "tokens length vocabulary",
     "synthetic": "samples test_samples features classes shape separation seed",
-    "folder": "path target input kind test missing categorical standardise size separator classes label",
+    "folder": "path target input kind test missing categorical standardise size separator classes "
+    "label",
 }
 MODELS = {  # with their options
     "logistic": "",
@@ -91,8 +92,9 @@ def options(kind: str, name: str) -> Collection[str] | None:
 
 def check_rules(algorithm: str | list[Any]) -> None:
     """Refuse an algorithm that names a rule that does not exist; its options are not looked at."""
-    entries = [algorithm] if isinstance(algorithm, str) else algorithm
-    for entry in entries:
+    if isinstance(algorithm, str):
+        algorithm = [algorithm]
+    for entry in algorithm:
         if isinstance(entry, Mapping):
             _check("rule", [entry.get("rule")])
         elif isinstance(entry, str) and (text := without_fedavg(entry)):
@@ -107,12 +109,9 @@ def check_detectors(text: str) -> None:
 def _check(kind: str, names: list[Any]) -> None:
     """A dotted name is a preset of a rule, or somebody else's module: what reads it refuses it."""
     for name in names:
-        if (
-            isinstance(name, str)
-            and "." not in name
-            and name != "fedavg"
-            and name not in known(kind)
-        ):
+        if not isinstance(name, str) or "." in name or name == "fedavg":
+            continue
+        if name not in known(kind):
             raise missing(kind, name, known(kind))
 
 
@@ -127,6 +126,7 @@ def without_fedavg(text: str) -> str:
     parts = text.split("+")
     if len(parts) > 1 and not all(map(str.strip, parts)):
         raise UserError(
-            f"algorithm = {text!r} cannot be read: a + has nothing next to it; write 'fedprox + fedavgm'."
+            f"algorithm = {text!r} cannot be read: a + has nothing next to it; "
+            "write 'fedprox + fedavgm'."
         )
     return "+".join(part for part in parts if part.strip().lower().removesuffix("()") != "fedavg")

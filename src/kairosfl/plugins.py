@@ -1,6 +1,4 @@
-"""Names that other distributions add by Python entry points; looked up when a name is not known,
-loaded when used.
-"""
+"""Names that other distributions add by Python entry points, which are loaded when used."""
 
 from __future__ import annotations
 
@@ -25,7 +23,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
     """
 
     def __init__(self, group: str, own: Mapping[str, T]) -> None:
-        self.group, self.own = group, dict(own)
+        self.group = group
+        self.own = dict(own)
         self.loaded: dict[EntryPoint, T] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -42,13 +41,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
         except Exception as error:  # the code of somebody else: anything may come out of it
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise UserError(
-                f"{point.name!r} cannot be loaded from {point.value}, an entry point of {origin(point)} ({reason}); "
-                "fix that package or uninstall it."
+                f"{point.name!r} cannot be loaded from {point.value}, an entry point of "
+                f"{origin(point)} ({reason}); fix that package or uninstall it."
             ) from error
         if not callable(thing):
             raise UserError(
-                f"{point.name!r}, an entry point of {origin(point)}, names {point.value}, which cannot be called; "
-                "name a function or a class."
+                f"{point.name!r}, an entry point of {origin(point)}, names {point.value}, which "
+                "cannot be called; name a function or a class."
             )
         return thing
 
@@ -69,7 +68,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def others(self) -> dict[str, EntryPoint]:
         """The entry points that are in use, by name."""
-        return {name: point for name, point in external(self.group).items() if name not in self.own}
+        points = {}
+        for name, point in external(self.group).items():
+            if name not in self.own:
+                points[name] = point
+        return points
 
 
 def external(group: str) -> Mapping[str, EntryPoint]:
@@ -100,4 +103,6 @@ def in_reproductions(what: str) -> str:
 
 def origin(point: EntryPoint) -> str:
     """Name and version of the distribution."""
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    if not point.dist:
+        return "an unknown distribution"
+    return f"{point.dist.name} {point.dist.version}"
