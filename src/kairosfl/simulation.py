@@ -30,6 +30,7 @@ from kairosfl.runs.checkpoint import Checkpoints
 from kairosfl.runs.config import GIVEN, SECTIONS, RunConfig, resolve, tables, text_of
 from kairosfl.runs.experiment import begin, execute, reopen
 from kairosfl.runs.export import beyond_adapters, has_adapters, save_adapters, save_state
+from kairosfl.runs.export import load as trained_model
 from kairosfl.runs.files import plain, write
 from kairosfl.runs.folder import Folder, silent
 from kairosfl.runs.lock import NAME
@@ -88,6 +89,20 @@ class History:
         client that has not trained yet. `model_of` gives that of another one.
         """
         return load(copy.deepcopy(self.initial), self.x, self.layout).eval()
+
+    def model_of(self, client: int) -> nn.Module:
+        """The model with which a client is evaluated: with its own part, or as a rule says.
+
+        Args:
+            client: Its number, 0 to N − 1.
+        """
+        last = self.metrics[-1]["round"] if self.metrics else 0
+        if Folder(self.folder).rounds_done() != last:
+            raise UserError(
+                f"model_of reads the newest checkpoint, and there is none of round {last} yet; "
+                "call it when the run has ended, or set checkpoint_every = 1."
+            )
+        return trained_model(self.folder, self.initial, client)
 
     @property
     def score(self) -> float:

@@ -84,7 +84,7 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     _check_form(rule)
     _check_keeps(rule)
     moves_base = acts(rule, "rebase")
-    pristine, job = copy.deepcopy(rule), _task(torch.float32, frozen=moves_base)
+    pristine, job = copy.deepcopy(rule), _task(torch.float32, rule)
     watched = WatchedBase(rule=rule) if moves_base else Watched(rule=rule)
     once = Once(Loop(job))
     _last(_course(watched, job, Losing(once)))
@@ -109,7 +109,7 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     _check_needs(rule, job, once, straight)
     if about(rule).sums:
         _last(_course(closed_to(rule), job, Losing(once)))
-    job = _task(torch.float64, frozen=moves_base)
+    job = _task(torch.float64, rule)
     reference = _last(_course(rule, job, Losing(Loop(job)))).x
     for name, make in engines.items():
         _check_engine(rule, pristine, name, make, job, reference)
@@ -349,6 +349,7 @@ def _setup(rule: Rule, job: Task, recipe: Recipe = RECIPE) -> Setup:
         len(SIZES),
         job.layout,
         (FGN(),),
+        own=job.own_start(),
         sizes=np.array(SIZES),
         waits={},
         fleet=fleet,
@@ -405,10 +406,11 @@ class Adapted(nn.Module):
         return outputs
 
 
-def _task(dtype: torch.dtype, *, frozen: bool = False) -> Task:
-    """Seven unequal clients of three classes, and a network with features; where something is to be
-    frozen, one with a low-rank pair.
+def _task(dtype: torch.dtype, rule: Rule) -> Task:
+    """Seven unequal clients of three classes, and a network with features; where the rule moves
+    what is frozen, one with a low-rank pair, and where it trains an own part, one with a head.
     """
+    frozen = acts(rule, "rebase")
     rng = np.random.Generator(np.random.Philox(key=0))
     n = sum(SIZES)
     targets = torch.from_numpy(rng.integers(0, 3, n))
@@ -422,4 +424,6 @@ def _task(dtype: torch.dtype, *, frozen: bool = False) -> Task:
     nn.utils.vector_to_parameters(start, trained)
     clients = Population.from_lists(np.split(np.arange(n), np.cumsum(SIZES)[:-1]))
     pairs = [("0.a", "0.b", "0.weight", 1.0)] if frozen else []
-    return Task(model, DataSet("check", samples, samples, classes=3), clients, pairs=pairs)
+    own = ("2.*",) if "own" in about(rule).keeps else ()
+    dataset = DataSet("check", samples, samples, classes=3)
+    return Task(model, dataset, clients, pairs=pairs, own=own)

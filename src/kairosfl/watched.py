@@ -112,7 +112,9 @@ class Watched(Rule):
         every = vectors.expand(len(ids), -1)
         for order, swapped in self._orders(len(ids)):
             vector = x if x.ndim == 1 else x[order]
-            theirs = memory.replace(rows=_taken(memory.rows, order))
+            rows = _taken(memory.rows, order)
+            kept = _taken(memory.kept, order)
+            theirs = replace(memory, rows=rows, kept=kept)
             asked_again = self.rule.personal(vector, ids[order], theirs, now)
             same = _close(asked_again.expand(len(ids), -1), every[order])
             self.require(same, "personal", swapped)

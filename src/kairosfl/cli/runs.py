@@ -208,13 +208,16 @@ def export(
         bool, typer.Option("--onnx", help="Write ONNX instead of safetensors.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    client: Annotated[
+        int | None, typer.Option("--client", help="Number of the client whose own model it is.")
+    ] = None,
 ) -> None:
     """Write the trained model of a run to a file, for use without Kairos."""
     with friendly():
         check_recorded(folder)
         from kairosfl.runs.export import export as write
 
-        typer.echo(f"model: {write(folder, out, force=force, onnx=onnx)}")
+        typer.echo(f"model: {write(folder, out, force=force, onnx=onnx, client=client)}")
 
 
 def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path | None, str | None]:

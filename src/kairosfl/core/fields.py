@@ -681,6 +681,11 @@ class Briefs(Cohort):
                 f"still names all {len(names)} trained tensors, so that nothing would train: "
                 "leave one out, or set epochs = 0 to measure only."
             )
+        if self.second_lr is not None and layout.own:
+            raise UserError(
+                "A second model beside a part that stays with each client is not possible yet: "
+                "leave model.own out, or the rule that trains a second model."
+            )
         if self.own_epochs is not None and self.own_epochs.any() and not layout.own:
             raise UserError(
                 "own_epochs needs a model of which a part stays with each client: give the task "

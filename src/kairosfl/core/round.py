@@ -225,11 +225,32 @@ def personal(run: Run, setup: Setup, ids: Tensor) -> Tensor:
         ids: Client ids, ascending.
     """
     x, now = result(run, setup), upcoming(run, setup)
-    for i in setup.algorithm.order:
-        rule = setup.algorithm.rules[i]
-        if acts(rule, "personal"):
-            x = rule.personal(x, ids, run.memory(i, run.tables[i].rows(ids)), now)
+    acting = [i for i in setup.algorithm.order if acts(setup.algorithm.rules[i], "personal")]
+    if not acting:
+        return x
+    kept = _kept(run, ids, run.x)
+    for i in acting:
+        if setup.devices and setup.algorithm.traits[i].keeps:
+            continue  # what clients keep is not here
+        memory = replace(run.memory(i, run.tables[i].rows(ids)), kept=kept)
+        x = setup.algorithm.rules[i].personal(x, ids, memory, now)
     return x
+
+
+def models(run: Run, setup: Setup, ids: Tensor) -> Tensor:
+    """The whole models of these clients, `[m, d + e]`: what `personal` says, then the own part that
+    each of them keeps; the initial one of a client that has not trained yet.
+
+    Args:
+        run: A run between two rounds.
+        setup: What it was started with.
+        ids: Client ids, ascending.
+    """
+    shared = personal(run, setup, ids).expand(len(ids), -1)
+    if not setup.layout.own:
+        return shared
+    own = run.kept.rows(ids)["own"]
+    return torch.cat([shared, own.to(shared)], 1)
 
 
 def verdicts(run: Run, setup: Setup) -> list[str]:
@@ -407,13 +428,19 @@ def _with_kept(run: Run, setup: Setup, briefs: Briefs) -> Briefs:
     """The briefs with what the clients keep, and which of their reports was the last that counted."""
     if not setup.keeps:
         return briefs
-    terms: dict[str, Any] = dict(run.kept.rows(briefs.ids))
-    new = [row for row, client in enumerate(briefs.ids.tolist()) if client not in run.kept.slot]
-    for name in terms:
-        if new and ENTRIES[name].first == "model":  # the one that the client is sent first
-            terms[name][new] = briefs.start if briefs.start.ndim == 1 else briefs.start[new]
+    terms: dict[str, Any] = dict(_kept(run, briefs.ids, briefs.start))
     terms["counted"] = run.counted.rows(briefs.ids)["round"]
     return replace(briefs, **terms)
+
+
+def _kept(run: Run, ids: Tensor, start: Tensor) -> State:
+    """What these clients keep; `start` is the model that they are sent, `[d]` or `[m, d]`."""
+    rows = run.kept.rows(ids)
+    new = [row for row, client in enumerate(ids.tolist()) if client not in run.kept.slot]
+    for name in rows:
+        if new and ENTRIES[name].first == "model":  # the one that the client is sent first
+            rows[name][new] = start if start.ndim == 1 else start[new]
+    return rows
 
 
 def _stored_kept(run: Run, setup: Setup, reports: Reports) -> Reports:

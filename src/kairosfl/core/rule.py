@@ -104,13 +104,15 @@ class Memory:
     sent: State = field(
         default_factory=dict
     )  # what `brief` returned for these clients, from `receive` on
+    kept: State = field(default_factory=dict)  # what these clients keep; in `personal`
 
     def replace(self, *, state: State | None = None, rows: State | None = None) -> Memory:
         """With a new state, or with rows to store (by `observe`; names left out keep their values),
         or both.
         """
         state = self.state if state is None else state
-        return Memory(state, self.rows if rows is None else rows, self.table, self.sent)
+        rows = self.rows if rows is None else rows
+        return changed(self, state=state, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -326,7 +328,7 @@ class Rule(Spec, Declarations):
 
     def personal(self, x: Tensor, ids: Tensor, memory: Memory, now: Round) -> Tensor:
         """The vector with which these clients are evaluated, `[d]` or one each, `[m, d]`; it
-        arrives as the result.
+        arrives as the result, and `memory.kept` has what these clients keep.
         """
         return x
 

@@ -26,6 +26,7 @@ from kairosfl.core.rule import (
     Rule,
     Signals,
     State,
+    acts,
     changed,
 )
 from kairosfl.core.table import Allocate, Table, alike
@@ -72,6 +73,7 @@ class Setup:
         self.algorithm.check_mass(self.recipe.optimizer)
         self.algorithm.check_whole()
         self.algorithm.check_detectors(self.detectors)
+        self._check_own()
         if (0 if self.own is None else len(self.own)) != self.layout.own_size:
             raise UserError(
                 f"The model has {self.layout.own_size} parameters that stay with the clients, but Setup.own has "
@@ -96,6 +98,22 @@ class Setup:
             raise UserError(
                 f"Setup.fleet has {self.fleet.clients} devices, but there are {self.clients} clients; give one each."
             )
+
+    def _check_own(self) -> None:
+        """Refuse rules that train an own part where the model has none."""
+        for rule, traits in zip(self.algorithm.rules, self.algorithm.traits, strict=True):
+            if "own" in traits.keeps and not self.layout.own:
+                raise UserError(
+                    f"{rule.name()} needs parameters that stay with the clients: name them by "
+                    "model.own, such as ['head.*'], or leave the rule out."
+                )
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients are evaluated each with a model of its own, as far as the server can."""
+        if self.devices:
+            return False
+        return bool(self.layout.own) or any(acts(r, "personal") for r in self.algorithm.rules)
 
     @property
     def detector_names(self) -> tuple[str, ...]:

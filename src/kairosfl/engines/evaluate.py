@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,31 @@ def scored(task: Task, sums: list[list[float]], samples: int) -> Scores:
     return Scores(loss[0] / samples, metrics, tuple(map(tuple, counts)))
 
 
+Sums = list[list[float]]  # of what `measured` returns, over the samples of one client
+
+
+def of_clients(task: Task, sums: Sequence[Sums]) -> tuple[Scores, np.ndarray]:
+    """The scores over all samples of all clients, each measured with its own client's model, and
+    the main metric of every client, NaN for one without samples.
+
+    Args:
+        task: What is learnt.
+        sums: Of every client, as `measure_clients` returns them.
+    """
+    sizes = task.measured_clients.sizes.tolist()
+    metric = task.main[1]
+    which, finish = (0, mean) if metric is None else (1, metric.finish)
+    by_client = np.full(len(sizes), np.nan)
+    totals: list[np.ndarray] = []
+    for client, parts in enumerate(sums):
+        if not sizes[client]:
+            continue
+        by_client[client] = finish(parts[which], sizes[client])
+        arrays = [np.array(part) for part in parts]
+        totals = [a + b for a, b in zip(totals, arrays, strict=True)] if totals else arrays
+    return scored(task, [total.tolist() for total in totals], sum(sizes)), by_client
+
+
 class Evaluator:
     """Evaluates on a device that holds the test set."""
 
@@ -94,14 +119,44 @@ class Evaluator:
     def _measured(self, x: Tensor, samples: Samples | Streamed) -> Iterator[list[Tensor]]:
         """What was measured in every batch."""
         x = x.to(self.device)
-        for inputs, targets in samples.batches(
-            CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
-        ):
-            inputs, targets = (
-                tree_map(lambda leaf: leaf.to(self.device), tree) for tree in (inputs, targets)
-            )
-            outputs = self.predict(x, ordered(self.task.prepared(inputs, x.dtype)))
-            yield measured(self.task, outputs, targets)
+        for inputs, targets in samples.batches(self._batch):
+            yield self._measure(x, inputs, targets)
+
+    @property
+    def _batch(self) -> int:
+        return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
+
+    def _measure(self, x: Tensor, inputs: Any, targets: Any) -> list[Tensor]:
+        """What is measured on one batch; x is on this device."""
+        inputs, targets = (
+            tree_map(lambda leaf: leaf.to(self.device), tree) for tree in (inputs, targets)
+        )
+        outputs = self.predict(x, ordered(self.task.prepared(inputs, x.dtype)))
+        return measured(self.task, outputs, targets)
+
+    @torch.no_grad()
+    def measure_clients(self, ids: Tensor, models: Tensor) -> list[Sums]:
+        """What was measured on these clients' own samples, each client with its own model: the sums
+        that `of_clients` reads, none for a client without samples.
+
+        Args:
+            ids: Clients, `[m]`.
+            models: Their whole models, `[m, d + e]`.
+        """
+        own = self.task.tests
+        samples = self.test if own is not None else self.task.dataset.train
+        clients = self.task.measured_clients
+        sums: list[Sums] = []
+        for client, model in zip(ids.tolist(), models.to(self.device), strict=True):
+            totals: list[Tensor] = []
+            owned = torch.from_numpy(clients[client].astype(np.int64))
+            for begin in range(0, len(owned), self._batch):
+                rows = owned[begin : begin + self._batch]
+                parts = self._measure(model, *samples.read(rows))
+                batch = [part.sum(0) for part in parts]
+                totals = [a + b for a, b in zip(totals, batch, strict=True)] if totals else batch
+            sums.append([total.tolist() for total in totals])
+        return sums
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""

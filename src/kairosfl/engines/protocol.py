@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
 from kairosfl.engines.choices import Choices
-from kairosfl.engines.evaluate import Scores
+from kairosfl.engines.evaluate import Scores, Sums
 
 
 class Engine(Protocol):
@@ -36,4 +36,8 @@ class Engine(Protocol):
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
         """The main metric of every client."""
+        ...
+
+    def measure_clients(self, ids: Tensor, models: Tensor) -> list[Sums]:
+        """What was measured on these clients' own samples, each client with its own model."""
         ...

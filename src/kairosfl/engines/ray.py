@@ -25,7 +25,7 @@ from kairosfl.core.fields import fields as entries
 from kairosfl.core.work import epoch_of
 from kairosfl.engines.choices import Choices
 from kairosfl.engines.cluster import LOOK, Cluster, Witness, check_reachable
-from kairosfl.engines.evaluate import Scores
+from kairosfl.engines.evaluate import Scores, Sums
 from kairosfl.engines.loop import Loop
 from kairosfl.errors import UserError, first_line
 from kairosfl.tasks.dataset import DataSet, Samples
@@ -51,6 +51,7 @@ class ShardEngine(Protocol):
     def train(self, briefs: Briefs) -> Reports: ...
     def evaluate(self, x: Tensor) -> Scores: ...
     def evaluate_clients(self, x: Tensor) -> np.ndarray: ...
+    def measure_clients(self, ids: Tensor, models: Tensor) -> list[Sums]: ...
 
 
 Make = Callable[[Task, torch.device], ShardEngine]
@@ -100,9 +101,10 @@ class _Actor:
         }
         return _arrays(self.engine.train(replace(_tensors(briefs), **vectors)))
 
-    def ask(self, method: str, x: np.ndarray) -> Any:
-        """One of the engine's evaluation methods on a vector."""
-        return getattr(self.engine, method)(_tensor(x).to(self.device))
+    def ask(self, method: str, *arrays: np.ndarray) -> Any:
+        """One of the engine's evaluation methods on these arrays."""
+        tensors = [_tensor(array).to(self.device) for array in arrays]
+        return getattr(self.engine, method)(*tensors)
 
 
 @dataclass
@@ -248,6 +250,11 @@ class Ray:
         accuracies: np.ndarray = self._ask("evaluate_clients", x)
         return accuracies
 
+    def measure_clients(self, ids: Tensor, models: Tensor) -> list[Sums]:
+        """What was measured on these clients' own samples, on one actor."""
+        sums: list[Sums] = self._ask("measure_clients", ids, models)
+        return sums
+
     def close(self) -> None:
         """Ends the actors, and Ray if this engine started it."""
         self._witness.dismiss()
@@ -263,14 +270,15 @@ class Ray:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, method: str, x: Tensor) -> Any:
+    def _ask(self, method: str, *tensors: Tensor) -> Any:
+        arrays = [tensor.cpu().numpy() for tensor in tensors]
         while True:
             while not self._live:
                 self._welcome(self._first(self._coming))
             actor = self._live[0]
             self._cluster.check(now=False)
             try:
-                return ray.get(actor.ask.remote(method, x.cpu().numpy()))
+                return ray.get(actor.ask.remote(method, *arrays))
             except RayError as raised:
                 if not self._gone(actor, raised):
                     raise _cause(raised) from None

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kairosfl.core.fields import Briefs, Reports
-from kairosfl.core.round import recorded, result, rounds, verdicts
+from kairosfl.core.round import models, recorded, result, rounds, verdicts
 from kairosfl.core.run import Run, Setup
+from kairosfl.engines.evaluate import Sums, of_clients
 from kairosfl.engines.memory import spilling
 from kairosfl.engines.protocol import Engine
 from kairosfl.errors import UserError
@@ -34,6 +35,11 @@ from kairosfl.wording import counted
 __all__ = ["build_task"]  # where Flower apps of earlier versions find it
 
 IDLE_LIMIT = 10  # consecutive rounds without a good report that end a run
+TOGETHER = 1 << 26  # numbers of the clients' models that are put together for an evaluation
+ON_TRAINING = (
+    "no client has test samples of its own, so each one's model was evaluated on what it trained "
+    "on: give clients their own test samples to see what they gain"
+)
 Notify = Callable[[dict[str, Any]], None]
 Watch = Callable[[dict[str, Any], Tensor], bool | None]
 RecordedRun = Generator[Briefs, Reports, dict[str, Any]]
@@ -202,6 +208,8 @@ def _record_rounds(
         folder.warn(f"finished after round {run.round}: {run.finished}")
     unit, items = prepared.task.dataset.unit
     remarks = verdicts(run, setup) + _flicker(setup, folder.rows())
+    if setup.personal and prepared.task.tests is None:
+        remarks.append(ON_TRAINING)
     ending: dict[str, Any] = {"verdicts": remarks, "finished": run.finished or None}
     ending |= {"unit": unit, "unit_per_sample": items}
     return run.round, recorded(run, setup) | ending
@@ -214,6 +222,8 @@ def _measured(prepared: Prepared, run: Run, outcome: Tensor, *, last: bool) -> m
     engine, about = prepared.engine, prepared.about
     if not last and run.round % about.run.eval_every:
         return metrics.Measured()
+    if prepared.setup.personal and prepared.task.clients.sizes.any():
+        return _measured_personal(prepared, run)
     scores = engine.evaluate(outcome)
     by_client = None
     if about.measures_last if last else about.measures_clients:
@@ -222,6 +232,16 @@ def _measured(prepared: Prepared, run: Run, outcome: Tensor, *, last: bool) -> m
     if outcome is not run.x:
         plain = engine.evaluate(run.x)
     return metrics.Measured(scores, by_client, plain)
+
+
+def _measured_personal(prepared: Prepared, run: Run) -> metrics.Measured:
+    """Every client's own model on its own data: the main metric is that of all these samples."""
+    task, setup = prepared.task, prepared.setup
+    together = max(1, TOGETHER // (setup.layout.size + setup.layout.own_size))
+    sums: list[Sums] = []
+    for ids in torch.arange(len(task.clients)).split(together):
+        sums += prepared.engine.measure_clients(ids, models(run, setup, ids))
+    return metrics.Measured(*of_clients(task, sums))
 
 
 def _log_rejections(run: Run, setup: Setup, folder: Folder) -> None:

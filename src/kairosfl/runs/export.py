@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from os import PathLike
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kairosfl.core.round import result
-from kairosfl.core.run import Run
+from kairosfl.core.layout import Entry
+from kairosfl.core.round import models, result
+from kairosfl.core.run import Run, Setup
 from kairosfl.errors import UserError, first_line
 from kairosfl.runs.checkpoint import newest
 from kairosfl.runs.config import GIVEN, RunConfig
@@ -28,7 +30,9 @@ from kairosfl.tasks.task import Task
 from kairosfl.tasks.tree import Tree, leaves
 
 
-def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Module:
+def load(
+    folder: str | PathLike[str], model: nn.Module | None = None, client: int | None = None
+) -> nn.Module:
     """The trained model of a run, on the CPU and in evaluation mode.
 
     It is the model of the newest intact checkpoint with `result` of the rules applied: what the run
@@ -38,12 +42,14 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Modu
     Args:
         folder: A run folder, as `kairosfl run` writes it.
         model: The untrained model, for a run whose model was not built by name; it is not modified.
+        client: Whose model, where clients have models of their own; without it, what the server
+            has, which is the model of a client that has not trained yet.
     """
     path = Path(folder)
     config = _config(path)
     if model is None:
-        return _trained(path, config, _task(path, config).model)
-    trained = _trained(path, config, copy.deepcopy(model))
+        return _trained(path, config, _task(path, config).model, client)
+    trained = _trained(path, config, copy.deepcopy(model), client)
     then = read_json(path / "run.json").get("base_hash")
     if then and then != vector.base_hash(trained):
         raise UserError(
@@ -54,7 +60,12 @@ def load(folder: str | PathLike[str], model: nn.Module | None = None) -> nn.Modu
 
 
 def export(
-    folder: Path, out: Path | None = None, *, force: bool = False, onnx: bool = False
+    folder: Path,
+    out: Path | None = None,
+    *,
+    force: bool = False,
+    onnx: bool = False,
+    client: int | None = None,
 ) -> Path:
     """Write the trained model of a run for other programs; returns what was written.
 
@@ -67,10 +78,11 @@ def export(
         force: Whether to overwrite it.
         onnx: Whether to write ONNX; the first dimension of inputs and outputs, the batch, may have
         any length.
+        client: Whose model, where clients have models of their own.
     """
     config = _config(folder)
     task = _task(folder, config)
-    model = _trained(folder, config, task.model)
+    model = _trained(folder, config, task.model, client)
     if out is None:
         out = Path(
             "model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors"
@@ -188,20 +200,53 @@ def _task(path: Path, config: RunConfig) -> Task:
     return task
 
 
-def _trained(path: Path, config: RunConfig, model: nn.Module) -> nn.Module:
-    """The model with its trained parameters set to the run's result."""
-    about, x = read_json(path / "run.json"), vector.flatten(model.cpu())
-    if about.get("parameters", len(x)) != len(x):
+def _trained(
+    path: Path, config: RunConfig, model: nn.Module, client: int | None = None
+) -> nn.Module:
+    """The model with its trained parameters set to the run's result, or to those of a client."""
+    about = read_json(path / "run.json")
+    whole = vector.trained(model.cpu())
+    own = [name for name in about.get("own", ()) if name in whole]
+    layout = vector.layout_of(model, own)
+    if about.get("parameters", layout.size) != layout.size:
         raise UserError(
-            f"{path} has a model of {about['parameters']} trained parameters, but the given one has {len(x)}; "
+            f"{path} has a model of {about['parameters']} trained parameters, but the given one has {layout.size}; "
             "give the model that was trained."
         )
+
+    # --- the run as its newest checkpoint has it ---
+    own_start = _flat(whole, layout.own) if own else None
     clients = about.get("clients") or config.data.clients
-    setup = setup_without_data(config, vector.layout_of(model), clients)
-    run, skipped = newest(path / "checkpoint", Run.start(x, setup, seed=config.seed))
+    setup = setup_without_data(config, layout, clients, own=own_start)
+    blank = Run.start(_flat(whole, layout.entries), setup, seed=config.seed)
+    run, skipped = newest(path / "checkpoint", blank)
     for line in skipped:
         warnings.warn(f"{path}: {line}", stacklevel=3)
-    return vector.load(model, result(run, setup)).eval()
+
+    # --- the model, or that of a client ---
+    if client is None:
+        return vector.load(model, result(run, setup), layout).eval()
+    _check_client(path, client, clients, about, setup)
+    (parameters,) = models(run, setup, torch.tensor([client]))
+    return vector.load(model, parameters, layout.joined()).eval()
+
+
+def _flat(tensors: Mapping[str, Tensor], entries: Sequence[Entry]) -> Tensor:
+    """Tensors of a model as one new vector."""
+    return torch.cat([tensors[entry.name].detach().reshape(-1) for entry in entries])
+
+
+def _check_client(
+    path: Path, client: int, clients: int, about: Mapping[str, Any], setup: Setup
+) -> None:
+    """Refuse a client that does not exist, or of which the server has no model."""
+    if not 0 <= client < clients:
+        raise UserError(f"client = {client} does not exist; {path} has clients 0 to {clients - 1}.")
+    if about.get("engine") == "flower" and setup.keeps:
+        raise UserError(
+            f"{path} is a run of devices, which keep what is their own; only client {client}'s "
+            "device has its model."
+        )
 
 
 class _Positional(nn.Module):

@@ -347,6 +347,9 @@ def _measures_clients(config: RunConfig, task: Task, *, last: bool) -> bool:
     """Whether an evaluation also measures the model on every client's own data: on request, or
     after the last round where that is cheap.
     """
+    held = bool(task.clients.sizes.any())
+    if held and setup_of(config, task).personal:
+        return True
     asked = config.run.client_accuracy
     if asked == "auto":
         return last and _is_cheap(config, task)

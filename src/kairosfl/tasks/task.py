@@ -205,6 +205,11 @@ class Task:
         """Where a client's accuracy is measured: its own test samples, or what it trains on."""
         return "train" if self.tests is None else "test"
 
+    @property
+    def measured_clients(self) -> Population:
+        """The samples on which each client is measured, of the set that `client_accuracy_on` names."""
+        return self.clients if self.tests is None else self.tests
+
     def start(self) -> Tensor:
         """What the clients share of the current model, as a new vector."""
         if not self.own:
