@@ -453,6 +453,8 @@ class Losing:
     def train(self, briefs: Any) -> Any:
         reports = self.engine.train(briefs)
         ids = reports.ids.tolist()
+        if not len(briefs):  # with the rule privacy, chance may draw nobody
+            return reports
         number = int(torch.as_tensor(briefs.round).max())  # a number in 0.2, a tensor since
         lost = ids if number == 2 else ids[: number % 2]
         stay = torch.tensor(
