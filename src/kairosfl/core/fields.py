@@ -15,6 +15,8 @@ it in `client/`.
 
 A field that is `kept` passes between the engine and what the client itself keeps: it is in no
 message, and no rule sees it. A client keeps what this list marks so, and nothing else.
+
+The file is long because the list is one list, and what is derived from it stands beside it.
 """
 
 from __future__ import annotations

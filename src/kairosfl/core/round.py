@@ -1,5 +1,6 @@
-"""Federated learning on two screens: select → brief → train → receive → weigh → combine → observe →
-step.
+"""A round: select → brief → train → receive → weigh → combine → observe → step.
+
+All stages stand here, in their order, so that a round is read from top to bottom in one file.
 """
 
 from __future__ import annotations
