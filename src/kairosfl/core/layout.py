@@ -65,7 +65,7 @@ class Layout:
         entries: What is trained and shared: the vector x, of length d.
         own: What is trained and never leaves its client: of length e, one vector per client.
         base: What is frozen and shared by all clients: of length b. It moves only where a rule
-        rebases.
+            rebases.
         pairs: Which shared tensors are the factors of low-rank pairs.
     """
 
@@ -82,11 +82,21 @@ class Layout:
         base: Mapping[str, Tensor] | None = None,
         pairs: Iterable[tuple[str, str, str, float]] = (),
     ) -> Layout:
-        """The layout of these tensors by name, each part in its own order; pairs by the names of
-        their tensors, and their scale.
+        """The layout of these tensors, each part in its own order.
+
+        Args:
+            tensors: What is trained and shared, by name.
+            own: What is trained and never leaves its client.
+            base: What is frozen.
+            pairs: Low-rank pairs, as the names of their tensors and their scale.
         """
-        layout = cls(_entries(tensors), _entries(own or {}), _entries(base or {}))
-        return replace(layout, pairs=tuple(layout._pair(*names) for names in pairs))
+        layout = cls(_entries(tensors))
+        if own is not None:
+            layout = replace(layout, own=_entries(own))
+        if base is not None:
+            layout = replace(layout, base=_entries(base))
+        low_rank = [layout._pair(*names) for names in pairs]
+        return replace(layout, pairs=tuple(low_rank))
 
     @property
     def size(self) -> int:
@@ -106,23 +116,17 @@ class Layout:
     def _pair(self, a: str, b: str, base: str, scale: float) -> Pair:
         shared = {entry.name: entry for entry in self.entries}
         frozen = {entry.name: entry for entry in self.base}
-        for name, among, kind in (
-            (a, shared, "shared"),
-            (b, shared, "shared"),
-            (base, frozen, "frozen"),
-        ):
-            if name not in among:
-                listed = ", ".join(among) or "none"
-                raise UserError(
-                    f"pairs: {name!r} is the name of no {kind} tensor of the model; there are {listed}."
-                )
+        _check_name(a, shared, "shared")
+        _check_name(b, shared, "shared")
+        _check_name(base, frozen, "frozen")
         pair = Pair(shared[a], shared[b], frozen[base], scale)
-        outputs, rank = pair.b.shape[0], pair.rank
-        if pair.b.shape != (outputs, rank) or pair.base.shape != (outputs, *pair.a.shape[1:]):
+        outputs = pair.b.shape[0]
+        factors_fit = pair.b.shape == (outputs, pair.rank)
+        if not factors_fit or pair.base.shape != (outputs, *pair.a.shape[1:]):
             shapes = [list(entry.shape) for entry in (pair.a, pair.b, pair.base)]
             raise UserError(
-                f"pairs: {a}, {b} and {base} have the shapes {shapes}; they must be [rank, inputs], "
-                "[outputs, rank] and [outputs, inputs]."
+                f"pairs: {a}, {b} and {base} have the shapes {shapes}; they must be "
+                "[rank, inputs], [outputs, rank] and [outputs, inputs]."
             )
         return pair
 
@@ -149,9 +153,7 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all trained tensors, in the order in which a brief numbers them: the shared ones, then
-        a client's own.
-        """
+        """Of all trained tensors, as a brief numbers them: the shared ones, then a client's own."""
         return tuple(entry.name for entry in (*self.entries, *self.own))
 
     @property
@@ -168,8 +170,21 @@ class Layout:
             yield entry.name, entry.view(vector)
 
 
+def _check_name(name: str, tensors: Mapping[str, Entry], kind: str) -> None:
+    """Refuse a pair of a tensor that there is not."""
+    if name not in tensors:
+        listed = "none"
+        if tensors:
+            listed = ", ".join(tensors)
+        raise UserError(
+            f"pairs: {name!r} is the name of no {kind} tensor of the model; there are {listed}."
+        )
+
+
 def _entries(tensors: Mapping[str, Tensor]) -> tuple[Entry, ...]:
-    entries, offset = [], 0
+    """The tensors one after another."""
+    entries = []
+    offset = 0
     for name, tensor in tensors.items():
         entries.append(Entry(name, tuple(tensor.shape), offset))
         offset += tensor.numel()

@@ -22,11 +22,11 @@ class Measures(NamedTuple):
 
     @classmethod
     def of(cls, readings: Tensor) -> Self:
-        """From `readings`; waits for the device, which needs fewer kernels if the host does the
-        rest.
-        """
-        found = readings.cpu()
-        squares, of_mean, of_units = found[:-2], found[-2:-1], found[-1:]
+        """From `readings`, on the host, so that the device needs few kernels; waits for it."""
+        numbers = readings.cpu()
+        squares = numbers[:-2]
+        of_mean = numbers[-2:-1]
+        of_units = numbers[-1:]
         return cls(
             squares.double().numpy(),
             _elud(squares, of_mean).item(),
@@ -35,13 +35,17 @@ class Measures(NamedTuple):
 
 
 def measured(delta: Tensor) -> Measures:
-    """Squared lengths, diversity and coherence, with one wait for the device. NaN without updates."""
+    """Squared lengths, diversity and coherence, with one wait for the device.
+
+    NaN without updates.
+    """
     return Measures.of(readings(delta))
 
 
 def readings(delta: Tensor) -> Tensor:
-    """What `Measures.of` needs, without waiting for the device: ‖delta_i‖², ‖mean delta_i‖² and ‖Σ
-    u_i‖², `[m + 2]`.
+    """What `Measures.of` needs, without waiting for the device: `[m + 2]`.
+
+    They are ‖delta_i‖², ‖mean delta_i‖² and ‖Σ u_i‖².
     """
     if not len(delta):
         return delta.new_full((2,), torch.nan)
@@ -50,8 +54,9 @@ def readings(delta: Tensor) -> Tensor:
 
 
 def squared_norms(delta: Tensor) -> Tensor:
-    """‖delta_i‖², `[m]`, without a second `[m, d]`: by one kernel on a GPU, and row by row where
-    dot is more exact.
+    """‖delta_i‖², `[m]`, without a second `[m, d]`.
+
+    On a GPU by one kernel, elsewhere row by row, where dot is more exact.
     """
     if delta.is_cuda:
         norms: Tensor = torch.linalg.vector_norm(delta, dim=1)
@@ -60,17 +65,17 @@ def squared_norms(delta: Tensor) -> Tensor:
 
 
 def elud(delta: Tensor, squares: Tensor) -> Tensor:
-    """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖ (Zeng et al., AISTATS 2025,
-    Section 5).
+    """Empirical local update diversity, sqrt(mean ‖g_i‖²) / ‖mean g_i‖.
+
+    Zeng et al., AISTATS 2025, Section 5.
     """
     return _elud(squares, _square(delta.mean(0)))[0]
 
 
 def coherence(delta: Tensor, squares: Tensor) -> Tensor:
     """Mean cosine over all pairs of clients: (‖Σ u_i‖² − m) / (m (m − 1)) with unit vectors u_i.
-    NaN for one client.
 
-    An update of length zero has the cosine 0 with every other.
+    It is NaN for one client. An update of length zero has the cosine 0 with every other.
     """
     return _coherence(squares, _square(_units(squares) @ delta))[0]
 

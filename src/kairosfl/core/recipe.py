@@ -28,9 +28,9 @@ def _whole(number: Any) -> int:
 def _real(number: Any) -> float:
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError
-    return (
-        number if isinstance(number, int) else float(number)
-    )  # TOML's whole numbers stay as they are written
+    if isinstance(number, int):  # TOML's whole numbers stay as they are written
+        return number
+    return float(number)
 
 
 def _truth(answer: Any) -> bool:
@@ -45,9 +45,8 @@ def _rounds(numbers: Any) -> tuple[int, ...]:
     return tuple(map(_whole, numbers))
 
 
-CONVERSIONS: dict[
-    str, tuple[Callable[[Any], Any], str]
-] = {  # by the types of the fields, and what they take
+# By the types of the fields, and what they take.
+CONVERSIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "int": (_whole, "a whole number"),
     "float": (_real, "a number"),
     "bool": (_truth, "True or False"),
@@ -57,8 +56,9 @@ CONVERSIONS: dict[
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Plain numbers, the same for every engine. A rule may change them for single clients through
-    the brief.
+    """Plain numbers, the same for every engine.
+
+    A rule may change them for single clients through the brief.
 
     Args:
         rounds: How many rounds the run has.
@@ -76,7 +76,7 @@ class Recipe:
         clip: Largest norm of a batch's gradient; 0 for no clipping.
         clip_after: Whether to clip after the corrections of rules, not before.
         schedule: Of the learning rate over the rounds: "constant", "exponential", "steps" or
-        "cosine".
+            "cosine".
         gamma: Factor per round ("exponential") or per milestone ("steps").
         milestones: Rounds at which the learning rate falls ("steps").
         lr_min: Where "cosine" ends.
@@ -132,26 +132,28 @@ class Recipe:
         )
 
     def _convert(self, field: str, kind: str) -> None:
-        """Make the field a number of Python's own, which engines rely on; numpy's are welcome, text
-        is not.
+        """Make the field a number of Python's own, on which engines rely.
+
+        Numpy's are welcome, text is not.
         """
         if kind not in CONVERSIONS:
             return
-        convert, wanted = CONVERSIONS[kind]
+        convert, expected = CONVERSIONS[kind]
         try:
             object.__setattr__(self, field, convert(getattr(self, field)))
         except TypeError:
-            self._check(field, False, wanted)
+            self._check(field, False, expected)
 
-    def _check(self, field: str, holds: bool, wanted: str) -> None:
+    def _check(self, field: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise UserError(f"train.{field} = {getattr(self, field)!r} must be {wanted}.")
+            raise UserError(f"train.{field} = {getattr(self, field)!r} must be {expected}.")
 
     def check_cohort(self, clients: int) -> None:
         """Refuse a cohort that is larger than the population."""
         if self.cohort > clients:
             raise UserError(
-                f"train.cohort = {self.cohort} is more than the {clients} clients available; lower it."
+                f"train.cohort = {self.cohort} is more than the {clients} clients available; "
+                "lower it."
             )
 
     def lr_at(self, round: int) -> float:
@@ -161,24 +163,23 @@ class Recipe:
         if self.schedule == "steps":
             return self.lr * self.gamma ** sum(round >= milestone for milestone in self.milestones)
         if self.schedule == "cosine":
-            return (
-                self.lr_min
-                + (self.lr - self.lr_min) * (1 + math.cos(math.pi * round / self.rounds)) / 2
-            )
+            wave = 1 + math.cos(math.pi * round / self.rounds)
+            return self.lr_min + (self.lr - self.lr_min) * wave / 2
         return self.lr
 
     def told(self, round: int) -> dict[str, Any]:
         """What every client is told in a round, by the names of the brief's fields."""
-        names = (
-            "optimizer",
-            "momentum",
-            "weight_decay",
-            "beta1",
-            "beta2",
-            "eps",
-            "batch_size",
-            "epochs",
-            "drop_last",
-        )
-        told = {name: getattr(self, name) for name in (*names, "clip_after")}
-        return told | {"lr": self.lr_at(round), "clip": self.clip or math.inf}
+        return {
+            "optimizer": self.optimizer,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "eps": self.eps,
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "drop_last": self.drop_last,
+            "clip_after": self.clip_after,
+            "lr": self.lr_at(round),
+            "clip": self.clip if self.clip else math.inf,
+        }

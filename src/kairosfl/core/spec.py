@@ -16,36 +16,35 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 class Spec:
-    """A frozen dataclass of keyword-only hyper-parameters that prints as the text it is parsed
-    from.
-    """
+    """A frozen dataclass of keyword-only options that prints as the text it is parsed from."""
 
     @classmethod
     def name(cls) -> str:
-        """Its name in text: the class name in lower case, with the module in front unless it is
-        part of kairosfl.
+        """Its name in text: the class name in lower case.
+
+        Of a class that is not part of kairosfl, it is the class name with the module in front.
         """
-        return (
-            cls.__name__.lower()
-            if cls.__module__.startswith("kairosfl.")
-            else f"{cls.__module__}.{cls.__name__}"
-        )
+        if cls.__module__.startswith("kairosfl."):
+            return cls.__name__.lower()
+        return f"{cls.__module__}.{cls.__name__}"
 
     def __str__(self) -> str:
-        shown = []
+        options = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if value != field.default:
-                shown.append(f"{field.name}={value!r}")
-        return self.name() + (f"({', '.join(shown)})" if shown else "")
+                options.append(f"{field.name}={value!r}")
+        if not options:
+            return self.name()
+        return f"{self.name()}({', '.join(options)})"
 
     def check_finite(self) -> None:
         """Refuse numbers that are infinite or not a number."""
-        options: dict[str, Any] = _settings(self) if dataclasses.is_dataclass(self) else {}
-        for name, value in options.items():
-            self.check(
-                name, not isinstance(value, float) or math.isfinite(value), "use a finite number"
-            )
+        if not dataclasses.is_dataclass(self):
+            return
+        for name, value in _settings(self).items():
+            finite = not isinstance(value, float) or math.isfinite(value)
+            self.check(name, finite, "use a finite number")
 
     def check(self, field: str, holds: bool, fix: str) -> None:
         """Refuse a hyper-parameter with the field, the value and the fix."""
@@ -93,16 +92,14 @@ def build(
             raise UserError(f"{name} has no option {option!r}; {nearest(option, fields)}")
         _check_type(name, option, value, fields[option].default)
     for field in fields.values():
-        if (
-            field.default is field.default_factory is dataclasses.MISSING
-            and field.name not in options
-        ):
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and field.name not in options:
             raise UserError(
                 f"{name} needs {field.name}: write {name}({field.name}=...), or give it a default."
             )
-    made = cls(**options)
-    made.check_finite()
-    return made
+    spec = cls(**options)
+    spec.check_finite()
+    return spec
 
 
 def missing(kind: str, name: str, known: Collection[str]) -> UserError:
@@ -115,11 +112,15 @@ def missing(kind: str, name: str, known: Collection[str]) -> UserError:
 def parse(
     kind: str, text: str, known: Mapping[str, type[Spec]], allow: Collection[str] = ()
 ) -> tuple[Spec, ...]:
-    """`a(x=1) + b` as objects. Names with dots are presets (`fedcl.released()`) or imports
-    (`my.rules.Mine()`).
+    """`a(x=1) + b` as objects.
+
+    Names with dots are presets (`fedcl.released()`) or imports (`my.rules.Mine()`).
     """
     try:
-        return tuple(_object(kind, term, text, known, allow) for term in _terms(_tree(kind, text)))
+        specs = []
+        for term in _terms(_tree(kind, text)):
+            specs.append(_object(kind, term, text, known, allow))
+        return tuple(specs)
     except RecursionError:  # the parser goes deeper than what walks its tree
         raise _unreadable(kind, text) from None
 
@@ -127,8 +128,11 @@ def parse(
 def heads(kind: str, text: str) -> list[str]:
     """The names in `a(x=1) + b`, whatever they mean."""
     try:
-        terms = _terms(_tree(kind, text))
-        return [ast.unparse(term.func if isinstance(term, ast.Call) else term) for term in terms]
+        names = []
+        for term in _terms(_tree(kind, text)):
+            head = term.func if isinstance(term, ast.Call) else term
+            names.append(ast.unparse(head))
+        return names
     except RecursionError:
         raise _unreadable(kind, text) from None
 
@@ -169,7 +173,8 @@ def _object(
 
 
 def _settings(spec: Spec) -> dict[str, Any]:
-    return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}  # type: ignore[arg-type]
+    options: Any = dataclasses.fields(spec)  # type: ignore[arg-type]
+    return {field.name: getattr(spec, field.name) for field in options}
 
 
 def _presets(cls: type) -> list[str]:
@@ -183,7 +188,8 @@ def _value(kind: str, node: ast.expr, text: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise UserError(
-            f"{kind} = {text!r}: {_source(node)} is not a value; use a number, a 'word' or true/false."
+            f"{kind} = {text!r}: {_source(node)} is not a value; "
+            "use a number, a 'word' or true/false."
         ) from None
 
 
@@ -197,13 +203,11 @@ def _source(node: ast.expr) -> str:
 
 def _import(kind: str, name: str, allow: Collection[str]) -> type[Spec]:
     module, _, attribute = name.rpartition(".")
-    ours = module in sys.modules or any(
-        f"{module}.".startswith(f"{each}.") for each in ("kairosfl", *allow)
-    )
-    if not ours:
+    inside = any(f"{module}.".startswith(f"{package}.") for package in ("kairosfl", *allow))
+    if not inside and module not in sys.modules:
         raise UserError(
-            f"The {kind} {name!r} is in the module {module!r}, which text does not import unless it is allowed; write "
-            f'allow = ["{module}"] under [run], or import it first.'
+            f"The {kind} {name!r} is in the module {module!r}, which text does not import unless "
+            f'it is allowed; write allow = ["{module}"] under [run], or import it first.'
         )
     try:
         cls = getattr(importlib.import_module(module), attribute)
@@ -221,7 +225,8 @@ def _checked(kind: str, name: str, cls: Any) -> type[Spec]:
         )
     if not dataclasses.is_dataclass(cls):
         raise UserError(
-            f"{name} is not a dataclass; write @dataclass(frozen=True, kw_only=True) above its class."
+            f"{name} is not a dataclass; write @dataclass(frozen=True, kw_only=True) above its "
+            "class."
         )
     return cls
 
@@ -231,17 +236,22 @@ def _check_type(name: str, option: str, value: Any, default: Any) -> None:
         raise UserError(
             f"{name}: {option} = {shown(value)} is too large; whole numbers go up to 2^63 - 1."
         )
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}.get(
-        type(default)
-    )
-    fits = {
-        bool: isinstance(value, bool),
-        int: number and float(value).is_integer(),
-        float: number,
-        str: isinstance(value, str),
-    }.get(type(default), True)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = True
+    expected = ""
+    if type(default) is bool:
+        fits = isinstance(value, bool)
+        expected = "true or false"
+    elif type(default) is int:
+        fits = is_number and float(value).is_integer()
+        expected = "a whole number"
+    elif type(default) is float:
+        fits = is_number
+        expected = "a number"
+    elif type(default) is str:
+        fits = isinstance(value, str)
+        expected = "a word"
     if not fits:
         raise UserError(
-            f"{name}: {option} = {shown(value)} is not {wanted}; its default is {default!r}."
+            f"{name}: {option} = {shown(value)} is not {expected}; its default is {default!r}."
         )

@@ -1,6 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client): nothing to store, nothing to forget
-on resume.
-"""
+"""Randomness as a function of (seed, purpose, round, client): nothing to store or to forget."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ _WORDS = struct.Struct("<QQ").unpack
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A fresh counter-based generator for this purpose; the same arguments give the same numbers
-    anywhere.
-    """
+    """A fresh counter-based generator; the same arguments give the same numbers anywhere."""
     words = cast(Any, _Key(_words(seed, purpose, round, client)))
     return np.random.Generator(np.random.Philox(words))
 
@@ -53,9 +49,9 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
 @lru_cache(maxsize=1)  # an engine may have asked already, to prepare for them
 def drawn(seed: int, round: int, population: int, size: int) -> np.ndarray:
     """The clients that train in a round if no rule says which, ascending."""
-    return np.sort(
-        stream(seed, "select", round).choice(population, size=min(size, population), replace=False)
-    )
+    generator = stream(seed, "select", round)
+    clients = generator.choice(population, size=min(size, population), replace=False)
+    return np.sort(clients)
 
 
 class _Key(ISeedSequence):

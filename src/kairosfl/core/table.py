@@ -1,10 +1,9 @@
-"""The table of client rows: one row per client that a rule ever wrote about, in blocks that are
-never copied.
-"""
+"""The table of client rows, one per client that a rule ever wrote about."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,9 +12,8 @@ BLOCK_BYTES = 1 << 26
 SMALL_ROWS = 4096  # rows in a block of small rows: no 64 MB for a handful of numbers
 
 
-Allocate = Callable[
-    [tuple[int, ...], Tensor], Tensor
-]  # memory of this shape for rows like this one
+# Memory of this shape for rows like this one.
+Allocate = Callable[[tuple[int, ...], Tensor], Tensor]
 
 
 def alike(shape: tuple[int, ...], row: Tensor) -> Tensor:
@@ -33,13 +31,13 @@ class Table:
     """
 
     def __init__(self, default: dict[str, Tensor], allocate: Allocate = alike) -> None:
-        self.default, self.allocate = default, allocate
+        self.default = default
+        self.allocate = allocate
         self.slot: dict[int, int] = {}
         self.blocks: list[dict[str, Tensor]] = []
         self.block_rows = 0  # known from the first write on
-        self.written: set[int] = (
-            set()
-        )  # clients written since `written` was last cleared, for checkpoints
+        # Clients written since `written` was last cleared, for checkpoints.
+        self.written: set[int] = set()
         self.writes = 0  # number of writes
 
     def __len__(self) -> int:
@@ -56,17 +54,19 @@ class Table:
 
     def rows(self, ids: Tensor) -> dict[str, Tensor]:
         """The rows of these clients stacked, the default for those never written."""
-        slots = [self.slot.get(client, -1) for client in ids.tolist()] if self.default else []
+        if not self.default:
+            return {}
+        slots = [self.slot.get(client, -1) for client in ids.tolist()]  # -1: never written
         stacked = {}
         for name, default in self.default.items():
             shape = self.blocks[0][name].shape[1:] if self.blocks else default.shape
             out = default.new_empty(len(slots), *shape)
             for row, slot in enumerate(slots):
-                out[row] = (
-                    default
-                    if slot < 0
-                    else self.blocks[slot // self.block_rows][name][slot % self.block_rows]
-                )
+                if slot < 0:
+                    out[row] = default
+                else:
+                    block = self.blocks[slot // self.block_rows]
+                    out[row] = block[name][slot % self.block_rows]
             stacked[name] = out
         return stacked
 
@@ -76,9 +76,7 @@ class Table:
             self.slot.setdefault(client, len(self.slot))
 
     def write(self, ids: Tensor, rows: dict[str, Tensor]) -> None:
-        """Store rows in place. For a client without a row, names that are left out take the
-        default.
-        """
+        """Store rows in place; a client's first row takes the default of names left out."""
         new = set(ids.tolist()) - self.slot.keys()
         self.reserve(ids)
         self._grow(rows)
@@ -95,28 +93,26 @@ class Table:
 
     def column(self, name: str) -> Iterator[Tensor]:
         """All stored rows of one name in slot order, a block at a time, without a copy."""
-        left = len(self)
+        remaining = len(self)
         for block in self.blocks:
-            rows = min(left, self.block_rows)
+            rows = min(remaining, self.block_rows)
             yield block[name][:rows]
-            left -= rows
+            remaining -= rows
 
     def _grow(self, rows: dict[str, Tensor]) -> None:
         """Blocks for every slot given out, shaped like these rows if they are the first ones."""
         like = self.blocks[0] if self.blocks else rows
-        shapes = {
-            name: like[name].shape[1:] if name in like else value.shape
-            for name, value in self.default.items()
-        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        row_bytes = 0
+        for name, default in self.default.items():
+            shapes[name] = like[name].shape[1:] if name in like else default.shape
+            row_bytes += prod(shapes[name]) * default.element_size()
         if not self.blocks:
-            size = sum(
-                shapes[name].numel() * value.element_size() for name, value in self.default.items()
-            )
-            self.block_rows = max(1, BLOCK_BYTES // size) if size >= 1024 else SMALL_ROWS
+            self.block_rows = SMALL_ROWS
+            if row_bytes >= 1024:
+                self.block_rows = max(1, BLOCK_BYTES // row_bytes)
         while len(self.blocks) * self.block_rows < len(self.slot):
-            self.blocks.append(
-                {
-                    n: self.allocate((self.block_rows, *shapes[n]), value)
-                    for n, value in self.default.items()
-                }
-            )
+            block = {}
+            for name, default in self.default.items():
+                block[name] = self.allocate((self.block_rows, *shapes[name]), default)
+            self.blocks.append(block)

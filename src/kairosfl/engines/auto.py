@@ -1,6 +1,4 @@
-"""Which engine suits a task: by a rule, so that the same configuration has the same engine on every
-start.
-"""
+"""Which engine suits a task: by a rule, so that a configuration always has the same engine."""
 
 from __future__ import annotations
 
@@ -27,19 +25,13 @@ def pick(task: Task, recipe: Recipe, device: torch.device) -> tuple[str, str]:
         return "batched", "a GPU trains clients side by side"
     if recipe.cohort < COHORT:
         return "loop", f"fewer than {COHORT} clients in a round on a CPU"
-    work = task.layout.size * recipe.batch_size
-    if work > SMALL:
-        return (
-            "loop",
-            f"{task.layout.size:,} parameters times {recipe.batch_size} samples are enough work for a CPU",
-        )
+    work = f"{task.layout.size:,} parameters times {recipe.batch_size} samples"
+    if task.layout.size * recipe.batch_size > SMALL:
+        return "loop", f"{work} are enough work for a CPU"
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return "loop", "recurrent layers do not gain from stacking on a CPU"
     try:
         stack(task.model, task.trial()[0], Precision("float32"), device)
     except Unstackable as reason:
         return "loop", f"clients cannot train side by side: {reason}"
-    return (
-        "batched",
-        f"{task.layout.size:,} parameters times {recipe.batch_size} samples are little work for a CPU",
-    )
+    return "batched", f"{work} are little work for a CPU"

@@ -1,5 +1,6 @@
-"""What an engine chose by measuring, stored so that a resumed run takes the same path and the next
-need not measure.
+"""What an engine chose by measuring, stored so that a resumed run takes the same path.
+
+The next run need not measure.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Choices:
 
     @contextlib.contextmanager
     def guessing(self) -> Iterator[None]:
-        """Within this context `choose` measures and stores nothing: it returns a known choice, or
-        the first option.
+        """Within this context `choose` measures and stores nothing.
+
+        It returns a known choice, or the first option.
         """
         self._guessing = True
         try:
@@ -65,12 +67,14 @@ class Choices:
             measure: Measures which is best.
             among: What can be chosen; nothing else is taken from the cache.
             setting: What else the measurement depends on: only one in the same setting is taken
-            from the cache.
+                from the cache.
         """
         key = f"{name}, {setting}"
         choice = self._stored(name, key, among)
         if self._guessing:
-            return choice or next(iter(among))
+            if choice:
+                return choice
+            return next(iter(among))
         if choice is None:
             choice = measure()
             if self.cache is not None:
@@ -82,20 +86,27 @@ class Choices:
         for choices in (self.made, self.known):
             if name in choices:
                 return choices[name]
-        cached = self.cache.get(key) if self.cache is not None else None
+        if self.cache is None:
+            return None
+        cached = self.cache.get(key)
         return cached if cached in among else None
 
     def restore(self, written: Mapping[str, tuple[str, int]], rounds: int) -> None:
-        """Choices with the rounds in which they were made, for a run that resumes after `rounds`
-        rounds.
+        """Take up the choices of a run that resumes after `rounds` rounds.
+
+        Args:
+            written: By name, what was chosen and in which round.
+            rounds: How many rounds are not trained again.
         """
         for name, (choice, round) in written.items():
-            (self.made if round <= rounds else self.known).setdefault(name, choice)
+            if round <= rounds:
+                self.made.setdefault(name, choice)
+            else:
+                self.known.setdefault(name, choice)
 
 
 class Cache:
-    """Choices of earlier processes under the same conditions, in a file of the user's cache
-    directory.
+    """Choices of earlier processes under the same conditions, in a file of the user's cache.
 
     It only saves time: where the disk is full or read-only, or the file damaged, choices are
     measured as without it.
@@ -107,16 +118,16 @@ class Cache:
 
     def __init__(self, folder: Path, conditions: Mapping[str, str]) -> None:
         self.conditions = dict(conditions)
-        digest = hashlib.sha256(json.dumps(self.conditions, sort_keys=True).encode()).hexdigest()[
-            :16
-        ]
-        self.path = folder / f"choices-{digest}.json"
+        text = json.dumps(self.conditions, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self.path = folder / f"choices-{digest[:16]}.json"
         self._known: dict[str, str] | None = None
 
     @classmethod
     def of(cls, device: torch.device, precision: Precision) -> Cache | None:
-        """The choices for this GPU, these versions and this precision, unless `KAIROSFL_CACHE` is
-        `off`.
+        """The choices for this GPU, these versions and this precision.
+
+        There are none where `KAIROSFL_CACHE` is `off`.
         """
         chosen = os.environ.get("KAIROSFL_CACHE")
         if chosen == "off":
@@ -136,7 +147,9 @@ class Cache:
     def put(self, key: str, choice: str) -> None:
         """Add a choice to those in the file, which other processes may be writing too."""
         with contextlib.suppress(OSError), self._alone():
-            self._known = {**(self._known or {}), **self._read(), key: choice}
+            if self._known is None:
+                self._known = {}
+            self._known = {**self._known, **self._read(), key: choice}
             content = {"conditions": self.conditions, "choices": self._known}
             handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
             try:
@@ -150,8 +163,9 @@ class Cache:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process reads and replaces the file meanwhile; without lock support, a choice
-        may be lost.
+        """No other process reads and replaces the file meanwhile.
+
+        Without lock support, a choice may be lost.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with (self.path.parent / "choices.lock").open("ab") as file:
@@ -168,9 +182,11 @@ class Cache:
             content: Any = json.loads(self.path.read_bytes())
             if content["conditions"] != self.conditions:
                 return {}
-            return {
-                key: choice for key, choice in content["choices"].items() if isinstance(choice, str)
-            }
+            choices = {}
+            for key, choice in content["choices"].items():
+                if isinstance(choice, str):
+                    choices[key] = choice
+            return choices
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return {}
 
@@ -180,16 +196,16 @@ def _conditions(device: torch.device) -> dict[str, str]:
     triton = ""
     with contextlib.suppress(ImportError):
         triton = str(getattr(import_module("triton"), "__version__", ""))
-    found = {
+    conditions = {
         "kairosfl": __version__,
         "torch": torch.__version__,
         "triton": triton,
         "device": device.type,
+        "clock": "device",  # older entries included launch overhead
     }
-    found["clock"] = "device"  # older entries included launch overhead
     if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device)
-        found["cuda"] = str(torch.version.cuda)
-        found["driver"] = str(getattr(torch._C, "_cuda_getDriverVersion", int)())
-        found["cudnn"] = str(torch.backends.cudnn.version())
-    return found
+        conditions["device"] = torch.cuda.get_device_name(device)
+        conditions["cuda"] = str(torch.version.cuda)
+        conditions["driver"] = str(getattr(torch._C, "_cuda_getDriverVersion", int)())
+        conditions["cudnn"] = str(torch.backends.cudnn.version())
+    return conditions

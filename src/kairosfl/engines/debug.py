@@ -155,14 +155,18 @@ class Checking(Trainer):
             )
 
     def _because(self) -> str:
-        return f": {self.first}" if self.first else ""
+        if not self.first:
+            return ""
+        return f": {self.first}"
 
     # --- the sentence ---
 
     def _raised(self, error: Exception) -> StageError:
         """What somebody's code raised, and where the trainer was."""
         kind = type(error.__cause__ or error).__name__
-        where = self.doing or "training"
+        where = "training"
+        if self.doing:
+            where = self.doing
         if self.doing == "the forward pass" and self.inside:
             where = self.inside[-1]
         return self._failure(f"{where} fails with {kind} ({first_line(error).rstrip('.')})")
@@ -209,7 +213,10 @@ def _is_bad(value: Any) -> bool:
 
 def _shapes(value: Any) -> str:
     """Types and shapes of all tensors in it."""
-    return ", ".join(shown(tensor) for tensor in _tensors(value)) or "no tensor"
+    tensors = _tensors(value)
+    if not tensors:
+        return "no tensor"
+    return ", ".join(map(shown, tensors))
 
 
 def _tensors(value: Any) -> list[Tensor]:

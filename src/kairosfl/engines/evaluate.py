@@ -16,7 +16,7 @@ from kairosfl.tasks.metrics import confusion, mean
 from kairosfl.tasks.prepare import ordered
 from kairosfl.tasks.streamed import Streamed
 from kairosfl.tasks.task import Task
-from kairosfl.tasks.tree import tree_map
+from kairosfl.tasks.tree import Tree, tree_map
 
 CPU_BATCH, GPU_BATCH = 256, 1024  # on a CPU, small enough that the allocator reuses the memory
 
@@ -27,9 +27,8 @@ class Scores:
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
-    confusion: tuple[tuple[int, ...], ...] = field(
-        default=(), compare=False, repr=False
-    )  # see `confusion` of metrics
+    # Who is taken for whom, as `confusion` of metrics counts.
+    confusion: tuple[tuple[int, ...], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def main(self) -> float:
@@ -40,38 +39,38 @@ class Scores:
         """A metric, such as `scores.accuracy`."""
         metrics = self.__dict__.get("metrics", {})
         if name not in metrics:
-            raise AttributeError(
-                f"the metrics are {', '.join(metrics) or 'none'}, and {name!r} is not one of them"
-            )
+            listed = ", ".join(metrics)
+            if not listed:
+                listed = "none"
+            raise AttributeError(f"the metrics are {listed}, and {name!r} is not one of them")
         return float(metrics[name])
 
 
 def measured(task: Task, outputs: Tensor, targets: Any) -> list[Tensor]:
-    """What adds up over samples, each `[batch, columns]` in float64: the loss, then what every
-    metric measures.
+    """What adds up over samples, each `[batch, columns]` in float64: the loss, then the metrics.
 
     The last, where samples have one class each, adds up over batches: `[1, columns]`, who is taken
     for whom.
     """
-    parts = [
-        task.loss(outputs, targets),
-        *(metric.measure(outputs, targets) for metric in task.measures.values()),
-    ]
-    found = [part.double().reshape(len(part), -1) for part in parts]
-    classes = task.confusable
-    return [*found, confusion(outputs, targets, classes).reshape(1, -1)] if classes else found
+    parts = [task.loss(outputs, targets)]
+    for metric in task.measures.values():
+        parts.append(metric.measure(outputs, targets))
+    columns = [part.double().reshape(len(part), -1) for part in parts]
+    if task.confusable:
+        columns.append(confusion(outputs, targets, task.confusable).reshape(1, -1))
+    return columns
 
 
 def scored(task: Task, sums: list[list[float]], samples: int) -> Scores:
     """The scores from the sums over all samples of what was measured."""
     loss, *rest = sums
-    finished = zip(task.measures.items(), rest[: len(task.measures)], strict=True)
-    metrics = {name: metric.finish(each, samples) for (name, metric), each in finished}
-    counts = (
-        np.array(rest[-1], dtype=np.int64).reshape(task.confusable, -1).tolist()
-        if task.confusable
-        else []
-    )
+    metrics = {}
+    totals = zip(task.measures.items(), rest[: len(task.measures)], strict=True)
+    for (name, metric), total in totals:
+        metrics[name] = metric.finish(total, samples)
+    counts: list[list[int]] = []
+    if task.confusable:  # they come after the metrics
+        counts = np.array(rest[-1], dtype=np.int64).reshape(task.confusable, -1).tolist()
     return Scores(loss[0] / samples, metrics, tuple(map(tuple, counts)))
 
 
@@ -112,8 +111,13 @@ class Evaluator:
         predict: Callable[[Tensor, Any], Tensor],
         test: Samples | Streamed | None = None,
     ) -> None:
-        self.task, self.device, self.predict, self.choices = task, device, predict, Choices()
-        self.test = test or task.dataset.test.to(device)
+        self.task = task
+        self.device = device
+        self.predict = predict
+        self.choices = Choices()
+        if not test:
+            test = task.dataset.test.to(device)
+        self.test = test
 
     @torch.no_grad()
     def _measured(self, x: Tensor, samples: Samples | Streamed) -> Iterator[list[Tensor]]:
@@ -128,11 +132,12 @@ class Evaluator:
 
     def _measure(self, x: Tensor, inputs: Any, targets: Any) -> list[Tensor]:
         """What is measured on one batch; x is on this device."""
-        inputs, targets = (
-            tree_map(lambda leaf: leaf.to(self.device), tree) for tree in (inputs, targets)
-        )
-        outputs = self.predict(x, ordered(self.task.prepared(inputs, x.dtype)))
-        return measured(self.task, outputs, targets)
+        prepared = self.task.prepared(self._here(inputs), x.dtype)
+        outputs = self.predict(x, ordered(prepared))
+        return measured(self.task, outputs, self._here(targets))
+
+    def _here(self, tree: Tree) -> Any:
+        return tree_map(lambda leaf: leaf.to(self.device), tree)
 
     @torch.no_grad()
     def measure_clients(self, ids: Tensor, models: Tensor) -> list[Sums]:
@@ -160,29 +165,34 @@ class Evaluator:
 
     def evaluate(self, x: Tensor) -> Scores:
         """On the whole test set."""
-        sums = [
-            torch.cat(parts).sum(0).tolist()
-            for parts in zip(*self._measured(x, self.test), strict=True)
-        ]
+        sums = []
+        for parts in zip(*self._measured(x, self.test), strict=True):
+            sums.append(torch.cat(parts).sum(0).tolist())
         return scored(self.task, sums, len(self.test))
 
     def evaluate_clients(self, x: Tensor) -> np.ndarray:
-        """The main metric of every client `[N]`, on the samples that `Task.client_accuracy_on`
-        names: its own test samples (NaN for a client without any) or, if no client has any, those
-        it trains on."""
-        own = self.task.tests
-        samples, clients = (
-            (self.test, own) if own is not None else (self.task.dataset.train, self.task.clients)
-        )
-        metric = self.task.main[1]
-        which, finish = (0, mean) if metric is None else (1, metric.finish)
-        found = (
-            torch.cat([parts[which] for parts in self._measured(x, samples)])
-            .cpu()
-            .numpy()[clients.order]
-        )
-        sums = np.concatenate([np.zeros((1, found.shape[1])), np.cumsum(found, axis=0)])[
-            clients.offsets
-        ]
-        owned = zip(np.diff(sums, axis=0).tolist(), clients.sizes.tolist(), strict=True)
-        return np.array([finish(total, count) if count else np.nan for total, count in owned])
+        """The main metric of every client `[N]`, on samples as `Task.client_accuracy_on` says.
+
+        They are its own test samples (NaN for a client without any) or, if no client has any, those
+        it trains on.
+        """
+        samples: Samples | Streamed = self.task.dataset.train
+        clients = self.task.clients
+        if self.task.tests is not None:
+            samples = self.test
+            clients = self.task.tests
+
+        # The loss is measured first, the main metric second.
+        _, metric = self.task.main
+        place, finish = (0, mean) if metric is None else (1, metric.finish)
+        batches = [parts[place] for parts in self._measured(x, samples)]
+        numbers = torch.cat(batches).cpu().numpy()[clients.order]
+
+        # The sum over a client's samples is the difference of two sums from the first one on.
+        zero = np.zeros((1, numbers.shape[1]))
+        sums = np.concatenate([zero, np.cumsum(numbers, axis=0)])[clients.offsets]
+        totals = np.diff(sums, axis=0).tolist()
+        scores = []
+        for total, count in zip(totals, clients.sizes.tolist(), strict=True):
+            scores.append(finish(total, count) if count else np.nan)
+        return np.array(scores)

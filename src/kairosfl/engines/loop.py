@@ -30,7 +30,8 @@ class Loop(Evaluator):
         self.precision = Precision.of(precision, torch.device(device))
         if precision == "bfloat16":
             raise UserError(
-                "run.precision = 'bfloat16' needs run.engine = 'batched'; loop has 'float32' and 'tf32'."
+                "run.precision = 'bfloat16' needs run.engine = 'batched'; "
+                "loop has 'float32' and 'tf32'."
             )
         self.trainer = self.trains(task, torch.device(device))
         super().__init__(task, self.trainer.device, self.trainer.predict)
@@ -51,8 +52,7 @@ def one_by_one(trainer: Trainer, briefs: Briefs, precision: Precision) -> Report
     length = 0 if briefs.measures_only() else start.shape[-1]
     delta = torch.empty(len(briefs), length, dtype=start.dtype, device=trainer.device)
     with precision():
-        reports = [
-            trainer.follow(brief, delta[row] if length else None)
-            for row, brief in enumerate(briefs.each())
-        ]
+        reports = []
+        for row, brief in enumerate(briefs.each()):
+            reports.append(trainer.follow(brief, delta[row] if length else None))
     return Reports.stack(reports, delta.to(start.device))

@@ -15,9 +15,12 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True)
 class Precision:
-    """`float32` and `tf32` (19-bit products, on GPUs that have them) keep float32 throughout;
+    """The numbers that engines compute with.
+
+    `float32` and `tf32` (19-bit products, on GPUs that have them) keep float32 throughout;
     `bfloat16` computes activations and products in it and keeps weights, momenta and gradients in
-    float32."""
+    float32.
+    """
 
     name: str
 
@@ -34,7 +37,9 @@ class Precision:
 
     def compute(self, weights: torch.dtype) -> torch.dtype:
         """The type of activations for weights of this type; float64 stays float64."""
-        return torch.bfloat16 if self.name == "bfloat16" and weights == torch.float32 else weights
+        if self.name == "bfloat16" and weights == torch.float32:
+            return torch.bfloat16
+        return weights
 
     @property
     def dot(self) -> str:
@@ -43,15 +48,19 @@ class Precision:
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast for models that are not stacked: bfloat16 if requested."""
-        wanted = self.name == "bfloat16"
-        return torch.autocast(device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
+        enabled = self.name == "bfloat16"
+        return torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32
-        matmul.allow_tf32 = cudnn.allow_tf32 = self.name != "float32"
+        matmul = torch.backends.cuda.matmul
+        cudnn = torch.backends.cudnn
+        matmul_before = matmul.allow_tf32
+        cudnn_before = cudnn.allow_tf32
+        matmul.allow_tf32 = self.name != "float32"
+        cudnn.allow_tf32 = self.name != "float32"
         try:
             yield
         finally:
-            matmul.allow_tf32, cudnn.allow_tf32 = before
+            matmul.allow_tf32 = matmul_before
+            cudnn.allow_tf32 = cudnn_before

@@ -66,8 +66,9 @@ def expected_steps(briefs: Briefs, sizes: np.ndarray) -> np.ndarray:
 
 
 def shards(steps: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Row numbers in at most `parts` shards of about equal steps: the longest first, each to the
-    lightest shard.
+    """Row numbers in at most `parts` shards of about equal steps.
+
+    Clients are dealt, the longest first, each to the shard that is lightest then.
     """
     loads = np.zeros(min(parts, len(steps)))
     rows: list[list[int]] = [[] for _ in loads]
@@ -86,9 +87,7 @@ class _Actor:
         self.threads = threads
 
     def ready(self) -> None:
-        """Creates the engine; not in `__init__`, where Ray would report an exception as a dead
-        actor.
-        """
+        """Creates the engine: in `__init__`, Ray would report an exception as a dead actor."""
         torch.set_num_threads(self.threads)
         parcel, make, device = self.arguments
         self.device = torch.device(device)
@@ -96,9 +95,9 @@ class _Actor:
 
     def train(self, briefs: Briefs, shared: Mapping[str, np.ndarray]) -> Reports:
         """Arrays in, arrays out: Ray moves them without a copy."""
-        vectors: dict[str, Any] = {
-            name: _tensor(array).to(self.device) for name, array in shared.items()
-        }
+        vectors: dict[str, Any] = {}
+        for name, array in shared.items():
+            vectors[name] = _tensor(array).to(self.device)
         return _arrays(self.engine.train(replace(_tensors(briefs), **vectors)))
 
     def ask(self, method: str, *arrays: np.ndarray) -> Any:
@@ -116,8 +115,7 @@ class _Shard:
 
 
 class Ray:
-    """Trains on many processes, GPUs and machines, with the same results as `make`'s engine in one
-    process.
+    """Trains on many processes, GPUs and machines, with the results of `make`'s engine in one.
 
     Use it as a context manager, or call `close`.
 
@@ -148,12 +146,10 @@ class Ray:
     ) -> None:
         if actors < 1:
             raise UserError(f"run.actors = {actors} must be 1 or more.")
-        self.task, self.home, self.actors, self.choices = (
-            task,
-            torch.device(home),
-            actors,
-            Choices(),
-        )
+        self.task = task
+        self.home = torch.device(home)
+        self.actors = actors
+        self.choices = Choices()
         self._live: list[Any] = []
         self._coming: dict[Any, Any] = {}  # the answer of `ready` → its actor
         self._stillborn = 0
@@ -179,26 +175,20 @@ class Ray:
         return self.task.start().to(self.home)
 
     def train(self, briefs: Briefs) -> Reports:
-        """One report per client, in client order; the clients of a shard that was lost twice are in
-        `failed`.
+        """One report per client, in client order.
+
+        The clients of a shard that was lost twice are in `failed`.
         """
         self._cluster.check(now=False)
-        vectors = {
-            entry.name: getattr(briefs, entry.name)
-            for entry in entries(Briefs)
-            if entry.shape == "vector"
-        }
-        shared = {
-            name: value.cpu().numpy()
-            for name, value in vectors.items()
-            if value is not None and value.ndim == 1
-        }
+
+        # Vectors that all clients share travel once, apart from the briefs.
+        shared = _shared_vectors(briefs)
         empty: dict[str, Any] = {name: torch.empty(0) for name in shared}
-        bare, reference = replace(briefs, **empty), ray.put(shared)
-        waiting = [
-            _Shard(rows)
-            for rows in shards(expected_steps(briefs, self.task.clients.sizes), self.actors)
-        ]
+        bare = replace(briefs, **empty)
+        reference = ray.put(shared)
+
+        steps = expected_steps(briefs, self.task.clients.sizes)
+        waiting = list(map(_Shard, shards(steps, self.actors)))
         flying: dict[Any, tuple[_Shard, Any]] = {}
         idle = list(self._live)
         parts: list[Reports] = []
@@ -211,7 +201,10 @@ class Ray:
                     waiting.remove(shard)
                     record = _arrays(bare.take(torch.from_numpy(shard.rows)))
                     flying[actor.train.remote(record, reference)] = shard, actor
-            done = self._first([*flying, *self._coming] if waiting else flying)
+            awaited = list(flying)
+            if waiting:  # a new actor may take one of them
+                awaited += self._coming
+            done = self._first(awaited)
             if done in self._coming:
                 idle += self._welcome(done)
                 continue
@@ -221,21 +214,15 @@ class Ray:
                 idle.append(actor)
             except RayError as raised:
                 error = _cause(raised)
-                gone = self._gone(actor, raised)
-                reason = (
-                    "its actor died"
-                    if gone
-                    else f"it raised {type(error).__name__}: {error}".splitlines()[0]
-                )
-                if not gone:
+                reason = "its actor died"
+                if not self._gone(actor, raised):
+                    reason = f"it raised {type(error).__name__}: {error}".splitlines()[0]
                     idle.append(actor)
                 if shard.lost is None:
                     waiting.append(_Shard(shard.rows, lost=actor))
-                else:
-                    failed += [
-                        (client, f"{reason} (second try)")
-                        for client in briefs.ids[shard.rows].tolist()
-                    ]
+                    continue
+                for client in briefs.ids[shard.rows].tolist():
+                    failed.append((client, f"{reason} (second try)"))
         if not parts and error is not None and not isinstance(error, RayError):
             raise error  # every shard raised: continuing would silently train nothing
         return _join(briefs, parts, failed)
@@ -260,7 +247,8 @@ class Ray:
         self._witness.dismiss()
         for actor in [*self._live, *self._coming.values()]:
             ray.kill(actor)
-        self._live, self._coming = [], {}
+        self._live = []
+        self._coming = {}
         if self._owner:
             ray.shutdown()
 
@@ -327,15 +315,28 @@ class Ray:
         return True
 
 
+def _shared_vectors(briefs: Briefs) -> dict[str, np.ndarray]:
+    """The vectors of a brief that are the same for all of its clients."""
+    shared = {}
+    for entry in entries(Briefs):
+        vector = getattr(briefs, entry.name)
+        if entry.shape == "vector" and vector is not None and vector.ndim == 1:
+            shared[entry.name] = vector.cpu().numpy()
+    return shared
+
+
 def _connect(address: str | None) -> Mapping[str, Any]:
-    """Connect to a cluster, or start one here, unless this process is connected; returns where its
-    processes are.
+    """Connect to a cluster, or start one here, unless this process is connected.
+
+    Returns:
+        Where its processes are.
     """
-    local: dict[str, Any] = (
-        {"include_dashboard": False} if address is None and not ray.is_initialized() else {}
-    )
-    if address is not None and not ray.is_initialized():
-        check_reachable(address)
+    local: dict[str, Any] = {}
+    if not ray.is_initialized():
+        if address is None:
+            local["include_dashboard"] = False
+        else:
+            check_reachable(address)
     try:
         context: Any = ray.init(
             address=address,
@@ -359,14 +360,12 @@ def _connect(address: str | None) -> Mapping[str, Any]:
 
 
 def _share(actors: int, gpus: float, threads: int) -> float:
-    """Cores of one actor: its threads, or its share of the cores, of which there may be fewer than
-    actors.
-    """
+    """Cores of one actor: its threads, or its share of the cores where these are fewer."""
     have: dict[str, float] = ray.cluster_resources()
     if gpus * actors > have.get("GPU", 0.0):
         raise UserError(
-            f"run.actors = {actors} with {gpus:g} GPUs each need {gpus * actors:g} GPUs, but the cluster has "
-            f"{have.get('GPU', 0.0):g}; lower run.actors."
+            f"run.actors = {actors} with {gpus:g} GPUs each need {gpus * actors:g} GPUs, but the "
+            f"cluster has {have.get('GPU', 0.0):g}; lower run.actors."
         )
     return min(float(threads), math.floor(have.get("CPU", 1.0) / actors * 1e4) / 1e4)
 
@@ -391,7 +390,9 @@ def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -
     size = sum(len(part) for part in parts)
     width = parts[0].delta.shape[1] if parts else briefs.start.shape[-1]
     delta = torch.empty(size, width, dtype=briefs.start.dtype, device=briefs.start.device)
-    failed = [*failed, *(entry for part in parts for entry in part.failed)]
+    failed = list(failed)
+    for part in parts:
+        failed += part.failed
     if not parts:
         return Reports.stack([], delta, tuple(failed))
     order = np.argsort(np.concatenate([part.ids for part in parts]))
@@ -400,14 +401,11 @@ def _join(briefs: Briefs, parts: list[Reports], failed: list[tuple[int, str]]) -
         to = torch.from_numpy(np.argsort(order)[begin : begin + len(part)])
         delta[to.to(delta.device)] = _tensor(part.delta).to(delta.device)
         begin += len(part)
-    columns = {
-        entry.name: [getattr(part, entry.name) for part in parts] for entry in entries(Reports)
-    }
-    joined: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate(values)[order])
-        for name, values in columns.items()
-        if isinstance(values[0], np.ndarray) and name != "delta"
-    }
+    joined: dict[str, Any] = {}
+    for entry in entries(Reports):
+        columns = [getattr(part, entry.name) for part in parts]
+        if isinstance(columns[0], np.ndarray) and entry.name != "delta":
+            joined[entry.name] = torch.from_numpy(np.concatenate(columns)[order])
     return Reports(**joined, delta=delta, failed=tuple(failed))
 
 
@@ -433,8 +431,8 @@ def _tensors(record: C) -> C:
 
 
 def _tensor(array: Any) -> Tensor:
-    """A view of an array in Ray's shared memory, which is read-only; torch would warn about that."""
-    with warnings.catch_warnings():
+    """A view of an array in Ray's shared memory."""
+    with warnings.catch_warnings():  # of the memory being read-only
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)
 
@@ -443,7 +441,9 @@ def _trees(arrays: Any) -> Any:
     """A tensor, or a tuple or dict of tensors, from arrays."""
     if isinstance(arrays, dict):
         return {name: _tensor(array) for name, array in arrays.items()}
-    return tuple(map(_tensor, arrays)) if isinstance(arrays, tuple) else _tensor(arrays)
+    if isinstance(arrays, tuple):
+        return tuple(map(_tensor, arrays))
+    return _tensor(arrays)
 
 
 def _pack(task: Task) -> dict[str, Any]:
@@ -451,17 +451,19 @@ def _pack(task: Task) -> dict[str, Any]:
     parts = {entry.name: getattr(task, entry.name) for entry in fields(task)}
     data = {entry.name: getattr(task.dataset, entry.name) for entry in fields(task.dataset)}
     for split in ("train", "test"):
-        if isinstance(data[split], Samples):
-            data[split] = tuple(
-                tree_map(Tensor.numpy, getattr(data[split], entry.name))
-                for entry in fields(Samples)
-            )
+        samples = data[split]
+        if isinstance(samples, Samples):
+            inputs = tree_map(Tensor.numpy, samples.inputs)
+            targets = tree_map(Tensor.numpy, samples.targets)
+            data[split] = (inputs, targets)
     return parts | {"dataset": data}
 
 
 def _unpack(parcel: Mapping[str, Any]) -> Task:
+    """The task of a parcel that `_pack` made."""
     data = dict(parcel["dataset"])
     for split in ("train", "test"):
         if isinstance(data[split], tuple):
-            data[split] = Samples(*(_trees(part) for part in data[split]))
+            inputs, targets = data[split]
+            data[split] = Samples(_trees(inputs), _trees(targets))
     return Task(**{**parcel, "dataset": DataSet(**data)})

@@ -78,9 +78,11 @@ class Board:
 
 
 def _seen(path: Path) -> dict[str, float]:
-    """When each client last reported, as an earlier server wrote it; nothing if it is unreadable."""
+    """When each client last reported, as an earlier server wrote it; nothing if unreadable."""
     try:
         seen = json.loads(path.read_bytes())["seen"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return {}
-    return seen if isinstance(seen, dict) else {}
+    if not isinstance(seen, dict):
+        return {}
+    return seen

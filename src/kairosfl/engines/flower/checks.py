@@ -122,7 +122,10 @@ def _numbers(report: Report, brief: Brief, trust: Trust) -> str | None:
 def _enrolled(report: Report, trust: Trust) -> str | None:
     """It has at most the samples that it enrolled with, where the operator wrote them down."""
     if report.client < len(trust.samples) and report.n > trust.samples[report.client]:
-        return f"it claims {report.n} samples and enrolled with {trust.samples[report.client]} (deploy.samples)"
+        return (
+            f"it claims {report.n} samples and enrolled with {trust.samples[report.client]} "
+            "(deploy.samples)"
+        )
     return None
 
 

@@ -125,17 +125,20 @@ def _check_sizes(brief: Brief, task: Task) -> None:
 
 def _insist(brief: Brief, clip: float, noise: float) -> None:
     """Refuse a brief with which this device would tell more than it wants to."""
-    allowed, added = brief.update_clip, brief.update_noise
+    allowed = brief.update_clip
+    added = brief.update_noise
     clipped = clip == math.inf or (allowed is not None and allowed <= clip)
     noised = not noise or (added is not None and added >= noise)
     if not (clipped and noised):
         raise UserError(
-            f"this device sends updates with update_clip = {clip:g} and update_noise = {noise:g} or stricter, and the "
-            f"brief has {allowed} and {added}; use a rule with more noise or a smaller clip."
+            f"this device sends updates with update_clip = {clip:g} and update_noise = {noise:g} "
+            f"or stricter, and the brief has {allowed} and {added}; use a rule with more noise or "
+            "a smaller clip."
         )
     if noise and brief.stop_below is not None:
         raise UserError(
-            "this device adds noise, and does not stop early: how long it trained would tell about its data."
+            "this device adds noise, and does not stop early: how long it trained would tell about "
+            "its data."
         )
 
 

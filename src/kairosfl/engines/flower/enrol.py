@@ -36,19 +36,24 @@ def task_hash(task: Task) -> str:
 
 def wanted(task: Task) -> dict[str, str]:
     """What the server asks of a node."""
-    return {TASK: task_hash(task)} | ({} if task.base_hash is None else {BASE: task.base_hash})
+    hashes = {TASK: task_hash(task)}
+    if task.base_hash is not None:
+        hashes[BASE] = task.base_hash
+    return hashes
 
 
-def difference(asked: Mapping[str, str], task: Task) -> str | None:
-    """Why a node with this task cannot take part; None if it can."""
-    if TASK in asked and asked[TASK] != (own := task_hash(task)):
+def difference(hashes: Mapping[str, str], task: Task) -> str | None:
+    """Why a node with this task cannot take part, where it is asked for these; None if it can."""
+    if TASK in hashes and hashes[TASK] != (own := task_hash(task)):
         return (
-            f"the layers, the loss or the kind of data of this client's task have the hash {own[:SHOWN]}, the server's "
-            f"{asked[TASK][:SHOWN]}; give both the same task.py and the same packages."
+            "the layers, the loss or the kind of data of this client's task have the hash "
+            f"{own[:SHOWN]}, the server's {hashes[TASK][:SHOWN]}; give both the same task.py and "
+            "the same packages."
         )
-    if BASE in asked and asked[BASE] != task.base_hash:  # last: hashing gigabytes takes time
+    if BASE in hashes and hashes[BASE] != task.base_hash:  # last: hashing gigabytes takes time
         return (
-            f"the frozen part of this client's model has the hash {str(task.base_hash)[:SHOWN]}, the server's "
-            f"{asked[BASE][:SHOWN]}; give both the same weights."
+            "the frozen part of this client's model has the hash "
+            f"{str(task.base_hash)[:SHOWN]}, the server's {hashes[BASE][:SHOWN]}; "
+            "give both the same weights."
         )
     return None

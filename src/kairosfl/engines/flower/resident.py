@@ -77,12 +77,12 @@ def installed() -> frozenset[tuple[str, int, int]]:
     """
     files = list(Path(__file__).parents[2].rglob("*.py"))
     files += [Path(torch.__file__).with_name("version.py"), Path(flwr.__file__)]
-    found = set()
+    versions = set()
     for file in files:
         with contextlib.suppress(FileNotFoundError):  # in the middle of an upgrade
             about = file.stat()
-            found.add((str(file), about.st_mtime_ns, about.st_size))
-    return frozenset(found)
+            versions.add((str(file), about.st_mtime_ns, about.st_size))
+    return frozenset(versions)
 
 
 def _serve(spec: ExecutionSpec, wake: int | None) -> None:

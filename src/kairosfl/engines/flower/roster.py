@@ -68,7 +68,8 @@ class Roster:
             owner = self.keys.get(client, mark)
             if not 0 <= client < self.clients:
                 lines.append(
-                    f"node {node} (key {mark}) claims client {client}, which does not exist: rejected"
+                    f"node {node} (key {mark}) claims client {client}, which does not exist: "
+                    "rejected"
                 )
             elif owner != mark:
                 lines.append(
@@ -189,9 +190,9 @@ class NodeRegistry:
             gone = self._online.keys() - online.keys()
             self._log_all(self.roster.forget(gone))
             for node in online.keys() - self._online.keys():
-                known = self.roster.recognise(node, online[node])
-                self._log_all(known)
-                self._again[node] = float("inf") if known else 0.0
+                recognised = self.roster.recognise(node, online[node])
+                self._log_all(recognised)
+                self._again[node] = float("inf") if recognised else 0.0
             self._online = online
         self._give_up(gone)
         for node in [node for node in online if self._again[node] <= now]:

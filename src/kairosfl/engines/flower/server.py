@@ -110,8 +110,8 @@ class Flower(Evaluator):
         self._start: Tensor | None = task.start() if start is None else start
         if len(self._start) != task.layout.size:
             raise UserError(
-                f"deploy.start has {len(self._start)} parameters, but the model has {task.layout.size}; "
-                "give a run of the same model."
+                f"deploy.start has {len(self._start)} parameters, but the model has "
+                f"{task.layout.size}; give a run of the same model."
             )
         super().__init__(
             replace(task, model=hollow(task.model, task.own_names)),
@@ -200,15 +200,16 @@ class Flower(Evaluator):
         )
         return outputs
 
-    def _gather(self, clients: list[int], wanted: int) -> None:
-        """Wait until `wanted` of these clients are online and no node is still being asked, at most
-        `settings.wait`.
+    def _gather(self, clients: list[int], enough: int) -> None:
+        """Wait until enough of these clients are online and no node is still being asked.
+
+        It waits at most `settings.wait`.
         """
         until = time.monotonic() + self.settings.wait
         self._registry.poll()
         while time.monotonic() < until:
             there = sum(client in self.roster.nodes for client in clients)
-            if there == len(clients) or (there >= wanted and not self._registry.pending):
+            if there == len(clients) or (there >= enough and not self._registry.pending):
                 return
             time.sleep(self._registry.rest(POLL[1]))
             self._registry.poll()
@@ -283,15 +284,16 @@ class Flower(Evaluator):
 
 def batched(clients: Iterable[int], size: int) -> Iterator[list[int]]:
     """The clients in lists of at most this size."""
-    left = list(clients)
-    while left:
-        yield left[:size]
-        del left[:size]
+    remaining = list(clients)
+    while remaining:
+        yield remaining[:size]
+        del remaining[:size]
 
 
 def hollow(model: nn.Module, own: Set[str] = frozenset()) -> nn.Module:
-    """The model without its trained parameters, which evaluation passes in; `own` ones stay as they
-    are before a client has trained.
+    """The model without its trained parameters, which evaluation passes in.
+
+    `own` ones stay as they are before a client has trained.
     """
     copies: dict[int, Any] = {id(tensor): tensor for tensor in base(model).values()}
     for name, parameter in trained(model).items():

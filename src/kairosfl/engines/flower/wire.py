@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,9 +35,8 @@ ENROL = (TASK, BASE)
 SLACK = 1 << 20  # bytes that an answer may have besides its vectors
 RAW = "kairosfl.raw"  # how the bytes of an array are to be read: as they are, little-endian
 PIECE = 5 << 20  # bytes; vectors travel in pieces, since Flower copies what it reads and writes
-SMALL = (
-    256 << 10
-)  # bytes; vectors up to this in total travel among the numbers, since every record is another request
+# Bytes. Up to this, vectors travel among the numbers, since every record is another request.
+SMALL = 256 << 10
 DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
@@ -288,7 +287,7 @@ def read_report(record: RecordDict, packing: Packing, out: Tensor) -> tuple[Repo
 
 
 def _parts(record: RecordDict) -> tuple[ConfigRecord, dict[str, Piece]]:
-    """The numbers of a report and the pieces of its vectors; their contents are not validated yet."""
+    """The numbers of a report and the pieces of its vectors, whose contents are not checked yet."""
     numbers = record.get(NUMBERS)
     if not isinstance(numbers, ConfigRecord):
         raise Malformed("its answer is not a report")
@@ -337,11 +336,10 @@ def _found_among(numbers: Mapping[str, Any]) -> dict[str, Piece]:
 
 
 def _array(piece: Piece) -> Array:
-    """A Flower array that refers to the bytes without a copy, which its constructor does not allow."""
-    array: Any = Array(dtype=piece.dtype, shape=piece.shape, stype=RAW, data=b"")
-    array.data = piece.data
-    made: Array = array
-    return made
+    """A Flower array that refers to the bytes without a copy, unlike one that is constructed so."""
+    array = Array(dtype=piece.dtype, shape=piece.shape, stype=RAW, data=b"")
+    array.data = cast(Any, piece.data)
+    return array
 
 
 def _update(vectors: Mapping[str, Piece], name: str, dtype: str, out: Tensor) -> None:
@@ -384,9 +382,9 @@ def _vector(vectors: Mapping[str, Piece], name: str) -> Tensor:
     """The vector of this name; its length follows from the bytes received."""
     pieces = _found(vectors, name)
     size = sum(len(piece.data) for piece in pieces) // np.dtype(pieces[0].dtype).itemsize
-    whole = torch.empty(size, dtype=DTYPES[pieces[0].dtype])
-    _fill(pieces, name, whole)
-    return whole
+    joined = torch.empty(size, dtype=DTYPES[pieces[0].dtype])
+    _fill(pieces, name, joined)
+    return joined
 
 
 def _found(vectors: Mapping[str, Piece], name: str) -> list[Piece]:
@@ -407,7 +405,8 @@ def _fill(pieces: list[Piece], name: str, out: Tensor) -> None:
     for piece in pieces:
         if len(piece.data) != math.prod(piece.shape) * kind.itemsize:
             raise Malformed(f"the number of bytes of its {name} does not match its shape")
-    to, begin = out.numpy(), 0
+    to = out.numpy()
+    begin = 0
     for piece in pieces:
         part = np.frombuffer(piece.data, kind)
         to[begin : begin + len(part)] = part
