@@ -25,8 +25,16 @@ from kairosfl.errors import UserError
 from kairosfl.rules import parse
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
-from kairosfl.runs.harm import lasting, verdict
-from kairosfl.runs.periods import DEFICITS, Deficit, before_scoring, findings, members, windows
+from kairosfl.runs.periods import (
+    DEFICITS,
+    Deficit,
+    before_scoring,
+    findings,
+    lasting,
+    members,
+    verdict,
+    windows,
+)
 from kairosfl.runs.prepare import build_task
 from kairosfl.runs.sweep import sweep
 from kairosfl.testing import check_rule

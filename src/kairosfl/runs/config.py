@@ -1,6 +1,4 @@
-"""The configuration of one experiment: a TOML file in which every key has a default and every
-mistake is named.
-"""
+"""The configuration of one run: TOML whose keys all have defaults, and whose mistakes are named."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """[data]: the data set and how it is divided among the clients; options of the loader are
-    further keys.
-    """
+    """[data]: the data set and its clients; options of the loader are further keys."""
 
     name: str = "digits"
     clients: int = 40  # 0 with the natural partition: all of them
@@ -53,9 +49,8 @@ class Data:
     augment: bool = False
     crops: float = 1.0  # with augment: the share of images that are cropped
     padding: str = "black"  # with augment: what surrounds an image, "black", "mean" or "reflect"
-    validation: float = (
-        0.0  # fraction of the training samples held out for evaluation instead of the test set
-    )
+    # fraction of the training samples held out for evaluation instead of the test set
+    validation: float = 0.0
     partition_seed: int = -1  # -1: the seed of the run
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,7 +58,9 @@ class Data:
         """How images are augmented, or False."""
         from kairosfl.tasks.crops import Crops
 
-        return Crops(self.crops, self.padding) if self.augment else False
+        if not self.augment:
+            return False
+        return Crops(self.crops, self.padding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,24 +105,19 @@ class Execution:
     precision: str = "auto"
     threads: int = 0  # torch threads on the CPU; 0: one for small models, else one per core
     slots: int = 0  # batched: clients trained at the same time; 0: as many as memory allows
-    deterministic: bool = (
-        False  # batched: fixed slots, so that results do not depend on which clients train together
-    )
+    # batched: fixed slots, so that results do not depend on which clients train together
+    deterministic: bool = False
     actors: int = 2  # of the ray engine
     ray_address: str = ""  # of a Ray cluster; empty: start one on this machine
     detector: str = "fgn"
     eval_every: int = 1
     checkpoint_every: int = 0  # 0: 10, or more where writing one takes long
-    client_accuracy: bool | Literal["auto"] = (
-        "auto"  # auto: after the last round, where it is cheap
-    )
-    cosines: tuple[
-        int, ...
-    ] = ()  # rounds for which the cosines between the clients' updates are recorded
+    client_accuracy: bool | Literal["auto"] = "auto"  # after the last round, where it is cheap
+    # rounds for which the cosines between the clients' updates are recorded
+    cosines: tuple[int, ...] = ()
     track: tuple[str, ...] = ()  # further destinations for the metrics: "tensorboard", "mlflow"
-    allow: tuple[
-        str, ...
-    ] = ()  # modules that `algorithm` and `detector` may import by dotted names
+    # modules that `algorithm` and `detector` may import by dotted names
+    allow: tuple[str, ...] = ()
 
 
 # begins the name of data, clients and a model that were passed to `kairosfl.simulate`
@@ -157,9 +149,7 @@ class RunConfig:
 
     @property
     def follows_detector(self) -> bool:
-        """Whether a rule acts on the detector's answers, or another detector than the default is
-        named.
-        """
+        """Whether a rule acts on the detector's answers, or the detector is not the default."""
         named = self.run.detector != Execution.detector
         return named or self.algorithm.any("periods")
 
@@ -206,7 +196,8 @@ def _check(seed: int, data: Data, model: Model, train: Recipe, run: Execution) -
         raise UserError(f"data.noise = {data.noise} must be 0 or more, and finite.")
     if data.clients < 0:
         raise UserError(
-            f"data.clients = {data.clients} must be 1 or more, or 0 if the data set has its own clients."
+            f"data.clients = {data.clients} must be 1 or more, or 0 if the data set has its own "
+            "clients."
         )
     if data.clients:
         train.check_cohort(data.clients)
@@ -238,6 +229,12 @@ SECTIONS = {
     "fleet": Devices,
     "run": Execution,
 }
+# Sections that other commands read, and what to do with them.
+ELSEWHERE = {
+    "sweep": "lists values for many runs: use `kairosfl sweep`, or remove the section.",
+    "tune": "has ranges for a search: use `kairosfl tune`, or remove the section.",
+    "deploy": "is for real devices: use `kairosfl deploy rehearse`, or remove the section.",
+}
 _hints = cache(get_type_hints)
 
 
@@ -247,9 +244,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; of a task file `task.py`, or `task.py:function`, those that name
-    it.
-    """
+    """The tables of a TOML file, or those that name a task: `task.py`, or `task.py:function`."""
     if re.search(r"\.py(:\w+)?$", str(path)):
         return {"task": task_table(str(path))}
     try:
@@ -281,11 +276,9 @@ def read(path: Path) -> dict[str, Any]:
 def task_table(text: str) -> dict[str, str]:
     """The keys of [task] from `file.py`, `file.py:function` or `package.module:function`."""
     file, colon, function = text.rpartition(":")
-    return (
-        {"file": file, "function": function}
-        if colon and function.isidentifier()
-        else {"file": text}
-    )
+    if colon and function.isidentifier():
+        return {"file": file, "function": function}
+    return {"file": text}
 
 
 def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig:
@@ -299,31 +292,15 @@ def resolve(tables: Mapping[str, Any], changes: Sequence[str] = ()) -> RunConfig
 def checked(
     tables: Mapping[str, Any], changes: Sequence[str] = ()
 ) -> tuple[str | list[Any], dict[str, Any]]:
-    """The algorithm and the other fields of a configuration, after the checks that need no torch."""
+    """The algorithm and the other fields of a configuration, checked without torch."""
     tables = change(tables, changes)
-    known = [each.name for each in dataclasses.fields(RunConfig)]
     for key in tables:
-        if key == "sweep":
-            raise UserError(
-                "[sweep] lists values for many runs: use `kairosfl sweep`, or remove the section."
-            )
-        if key == "tune":
-            raise UserError(
-                "[tune] has ranges for a search: use `kairosfl tune`, or remove the section."
-            )
-        if key == "deploy":
-            raise UserError(
-                "[deploy] is for real devices: use `kairosfl deploy rehearse`, or remove the section."
-            )
-        if key not in known:
-            homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in _hints(cls)]
-            fix = f"did you mean {' or '.join(homes)}?" if homes else nearest(key, known)
-            raise UserError(f"Unknown key {key!r}; {fix}")
+        _check_top(key)
     if "task" in tables:
         tables = _with_task(tables)
-    parts: dict[str, Any] = {
-        name: _section(name, cls, tables.get(name, {})) for name, cls in SECTIONS.items()
-    }
+    parts: dict[str, Any] = {}
+    for name, cls in SECTIONS.items():
+        parts[name] = _section(name, cls, tables.get(name, {}))
     algorithm = tables.get("algorithm", "fedavg")
     if not isinstance(algorithm, str | list):
         raise UserError(
@@ -335,10 +312,21 @@ def checked(
     return algorithm, parts
 
 
+def _check_top(key: str) -> None:
+    """Refuse a key outside the sections, or a section, that a configuration does not have."""
+    if key in ELSEWHERE:
+        raise UserError(f"[{key}] {ELSEWHERE[key]}")
+    fields = [field.name for field in dataclasses.fields(RunConfig)]
+    if key in fields:
+        return
+    homes = [f"{name}.{key}" for name, cls in SECTIONS.items() if key in _hints(cls)]
+    if homes:
+        raise UserError(f"Unknown key {key!r}; did you mean {' or '.join(homes)}?")
+    raise UserError(f"Unknown key {key!r}; {nearest(key, fields)}")
+
+
 def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
-    """The tables of a run whose task is made by a function: its data and model have the function's
-    name.
-    """
+    """The tables of a run whose task a function makes, which data and model are named after."""
     task = _section("task", TaskFile, tables["task"])
     if not task.file:
         if task.options or task.function != TaskFile.function:
@@ -352,18 +340,18 @@ def _with_task(tables: dict[str, Any]) -> dict[str, Any]:
     }
     for name, own in named.items():
         table = tables.get(name, {})
-        given = table.get("name", GIVEN) if isinstance(table, Mapping) else GIVEN
-        if not str(given).startswith(GIVEN):
+        if not isinstance(table, Mapping):  # refused when the sections are read
+            continue
+        chosen = table.get("name", GIVEN)
+        if not str(chosen).startswith(GIVEN):
             raise UserError(
-                f"{name}.name = {given!r} cannot be combined with task.file = {task.file!r}, which makes data and "
-                "model; leave one out."
+                f"{name}.name = {chosen!r} cannot be combined with task.file = {task.file!r}, "
+                "which makes data and model; leave one out."
             )
-        tables = (
-            updated(tables, {name: {**own, **table, "name": own["name"]}})
-            if isinstance(table, Mapping)
-            else tables
-        )
-    file = str(Path(task.file).expanduser().absolute()) if task.file.endswith(".py") else task.file
+        tables = updated(tables, {name: {**own, **table, "name": own["name"]}})
+    file = task.file
+    if file.endswith(".py"):
+        file = str(Path(file).expanduser().absolute())
     return updated(tables, {"task.file": file})
 
 
@@ -395,31 +383,31 @@ def _check_values(tables: Mapping[str, Any]) -> None:
     while waiting:
         name, value, depth = waiting.pop()
         if depth > DEEP:
-            raise UserError(
-                f"{name.partition('.')[0]} nests tables or lists too deep; {DEEP} levels are allowed."
-            )
-        if isinstance(value, str) and "\0" in value:
-            raise UserError(f"{name} = {value!r} contains a NUL character; remove it.")
-        if isinstance(value, str) and not _is_utf8(f"{name}{value}"):
-            raise UserError(
-                f"{name} = {value!r} is not valid UTF-8, in which config.toml is written; rename it."
-            )
-        if isinstance(value, datetime.date | datetime.time):
-            raise UserError(f'{name} = {value} is a date or time; write it as text, "{value}".')
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise UserError(
-                f"{name} = {shown(value)} is too large; whole numbers go up to 2^63 - 1."
-            )
+            key = name.partition(".")[0]
+            raise UserError(f"{key} nests tables or lists too deep; {DEEP} levels are allowed.")
+        _check_value(name, value)
         if isinstance(value, Mapping):
-            waiting += [(f"{name}.{key}", each, depth + 1) for key, each in value.items()]
+            waiting += [(f"{name}.{key}", entry, depth + 1) for key, entry in value.items()]
         elif isinstance(value, list):
-            waiting += [(name, each, depth + 1) for each in value]
+            waiting += [(name, entry, depth + 1) for entry in value]
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Refuse one value that no key can hold."""
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"{name} = {value!r} contains a NUL character; remove it.")
+    if isinstance(value, str) and not _is_utf8(f"{name}{value}"):
+        raise UserError(
+            f"{name} = {value!r} is not valid UTF-8, in which config.toml is written; rename it."
+        )
+    if isinstance(value, datetime.date | datetime.time):
+        raise UserError(f'{name} = {value} is a date or time; write it as text, "{value}".')
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{name} = {shown(value)} is too large; whole numbers go up to 2^63 - 1.")
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether text can be written to a file; of other bytes in an argument, Python makes
-    surrogates.
-    """
+    """Whether text can be written; of other bytes in an argument, Python makes surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -431,7 +419,9 @@ def _section(name: str, cls: type, table: Any) -> Any:
     if not isinstance(table, Mapping):
         raise UserError(f"{name} = {table!r} must be a section: write [{name}] and its keys below.")
     hints = _hints(cls)
-    fields = {key: hint for key, hint in hints.items() if key != "options" or name == "task"}
+    fields = dict(hints)
+    if name != "task":  # whose options are a table of their own
+        fields.pop("options", None)
     chosen: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     more = _options(name, table)
@@ -449,16 +439,19 @@ def _section(name: str, cls: type, table: Any) -> Any:
 
 def _options(section: str, table: Mapping[str, Any]) -> Collection[str]:
     """Further keys that the chosen data set or model accepts."""
-    if section not in ("data", "model"):
+    defaults = {"data": Data.name, "model": Model.name}
+    if section not in defaults:
         return ()
-    name = table.get("name", Data.name if section == "data" else Model.name)
+    name = table.get("name", defaults[section])
     if not isinstance(name, str):  # its keys would be reported as unknown too
         return ()
     _one_of(f"{section}.name", name, names.known(section))
     if name not in names.known(section):
         return ()
     written = names.options(section, name)
-    return _imported_options(section, name) if written is None else written
+    if written is None:
+        return _imported_options(section, name)
+    return written
 
 
 def _imported_options(section: str, name: str) -> Collection[str]:
@@ -475,7 +468,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{name} = {value!r} must be a list.")
-        return tuple(_typed(name, each, get_args(hint)[0]) for each in value)
+        return tuple(_typed(name, entry, get_args(hint)[0]) for entry in value)
     if get_origin(hint) in (Union, UnionType):  # the only kind there is
         if isinstance(value, bool) or value == "auto":
             return value
@@ -496,10 +489,12 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _one_of(name: str, value: str, known: Collection[str]) -> None:
-    given = name in ("data.name", "data.partition", "model.name") and value.startswith(GIVEN)
-    if value not in known and not given:
-        raise UserError(f"{name} = {value!r} does not exist; {nearest(value, known)}")
+def _one_of(name: str, value: str, choices: Collection[str]) -> None:
+    if value in choices:
+        return
+    may_be_passed = name in ("data.name", "data.partition", "model.name")
+    if not (may_be_passed and value.startswith(GIVEN)):
+        raise UserError(f"{name} = {value!r} does not exist; {nearest(value, choices)}")
 
 
 def tables(config: RunConfig) -> dict[str, Any]:
@@ -508,7 +503,8 @@ def tables(config: RunConfig) -> dict[str, Any]:
     for name in SECTIONS:
         section = dataclasses.asdict(getattr(config, name))
         if name == "task":
-            out |= {name: section} if config.task.file else {}
+            if config.task.file:
+                out[name] = section
             continue
         if name == "fleet" and not config.fleet.devices:
             continue
@@ -518,9 +514,7 @@ def tables(config: RunConfig) -> dict[str, Any]:
 
 
 def text_of(nested: Mapping[str, Any]) -> str:
-    """The tables of a configuration as TOML that reads back as it is, which a run needs to be
-    resumed.
-    """
+    """The tables as TOML that reads back as it is, without which no run could be resumed."""
     text = dump(nested)
     for key, value in nested.items():
         try:
@@ -529,8 +523,8 @@ def text_of(nested: Mapping[str, Any]) -> str:
             same = False
         if not same:
             raise UserError(
-                f"{key} = {shown(value)} cannot be written to config.toml, so the run could not be resumed; use "
-                "numbers, text, true or false, and lists and tables of these."
+                f"{key} = {shown(value)} cannot be written to config.toml, so the run could not be "
+                "resumed; use numbers, text, true or false, and lists and tables of these."
             )
     return text
 
@@ -542,11 +536,10 @@ def _plain(value: Any) -> bytes:
 
 def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
     """Tables as TOML: plain values first, then the sections."""
-    lines = [
-        f"{_key(key)} = {_toml(value)}"
-        for key, value in nested.items()
-        if not isinstance(value, Mapping)
-    ]
+    lines = []
+    for key, value in nested.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{_key(key)} = {_toml(value)}")
     for name, section in nested.items():
         if isinstance(section, Mapping):
             home = f"{prefix}{_key(name)}"
@@ -555,7 +548,9 @@ def dump(nested: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        return name
+    return _quoted(name)
 
 
 def _quoted(text: str) -> str:

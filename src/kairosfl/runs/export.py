@@ -53,8 +53,8 @@ def load(
     then = read_json(path / "run.json").get("base_hash")
     if then and then != vector.base_hash(trained):
         raise UserError(
-            f"{path} was trained with other frozen parameters or buffers than the given model has; give the model that "
-            "was trained, with the same base."
+            f"{path} was trained with other frozen parameters or buffers than the given model has; "
+            "give the model that was trained, with the same base."
         )
     return trained
 
@@ -84,20 +84,10 @@ def export(
     task = _task(folder, config)
     model = _trained(folder, config, task.model, client)
     if out is None:
-        out = Path(
-            "model.onnx" if onnx else "adapter" if has_adapters(model) else "model.safetensors"
-        )
+        out = _usual_place(model, onnx=onnx)
     onnx = onnx or out.suffix == ".onnx"
     apart = has_adapters(model) and not onnx and out.suffix != ".safetensors"
-    if out.is_dir() and not apart:
-        raise UserError(
-            f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}."
-        )
-    ending = ".onnx" if onnx else ".safetensors"
-    if out.suffix != ending and not apart:
-        raise UserError(f"{out} must end in {ending!r}{'' if onnx else ', or in .onnx for ONNX'}.")
-    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
+    _check_place(out, onnx=onnx, apart=apart, force=force)
     if onnx:
         write(out, lambda path: _write_onnx(model, task.trial()[0], path))
     elif apart:
@@ -107,10 +97,32 @@ def export(
     return out
 
 
+def _usual_place(model: nn.Module, *, onnx: bool) -> Path:
+    """Where a model is written if no place is named."""
+    if onnx:
+        return Path("model.onnx")
+    if has_adapters(model):
+        return Path("adapter")
+    return Path("model.safetensors")
+
+
+def _check_place(out: Path, *, onnx: bool, apart: bool, force: bool) -> None:
+    """Refuse a place that cannot be written to; adapters `apart` need a directory."""
+    if out.is_dir() and not apart:
+        raise UserError(
+            f"{out} is a directory; give the name of a file, such as {out / 'model.safetensors'}."
+        )
+    if onnx and out.suffix != ".onnx":
+        raise UserError(f"{out} must end in '.onnx'.")
+    if not onnx and not apart and out.suffix != ".safetensors":
+        raise UserError(f"{out} must end in '.safetensors', or in .onnx for ONNX.")
+    is_empty = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not force and not is_empty:
+        raise UserError(f"{out} already exists; choose another name, or overwrite it with --force.")
+
+
 def has_adapters(model: nn.Module) -> bool:
-    """Whether peft made adapters in the model, as `get_peft_model` or transformers' `add_adapter`
-    does.
-    """
+    """Whether peft made adapters in the model, also through transformers' `add_adapter`."""
     return bool(getattr(model, "peft_config", None)) and hasattr(model, "save_pretrained")
 
 
@@ -118,10 +130,10 @@ def save_state(model: nn.Module, out: Path) -> None:
     """Write the whole state as safetensors, with the model's own names."""
     # Tied weights are one tensor with several names, of which safetensors would refuse all but one:
     # each is copied.
-    whole = {
-        name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()
-    }
-    write(out, lambda path: save_file(whole, path, {"format": "pt"}))
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        tensors[name] = tensor.detach().clone().contiguous()
+    write(out, lambda path: save_file(tensors, path, {"format": "pt"}))
 
 
 def beyond_adapters(model: nn.Module) -> list[str]:
@@ -129,41 +141,38 @@ def beyond_adapters(model: nn.Module) -> list[str]:
     from peft import get_peft_model_state_dict
 
     names: Any = model.peft_config
-    kept = {
-        tensor.data_ptr()
-        for name in names
-        for tensor in get_peft_model_state_dict(
-            model, adapter_name=name, save_embedding_layers=False
-        ).values()
-    }
-    return [
-        name
-        for name, parameter in vector.trained(model).items()
-        if parameter.data_ptr() not in kept
-    ]
+    saved: set[int] = set()
+    for name in names:
+        state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        saved.update(tensor.data_ptr() for tensor in state.values())
+
+    beyond = []
+    for name, parameter in vector.trained(model).items():
+        if parameter.data_ptr() not in saved:
+            beyond.append(name)
+    return beyond
 
 
 def save_adapters(model: nn.Module, out: Path) -> None:
-    """Write the adapters alone to a directory, from which `peft.PeftModel.from_pretrained` reads
-    them.
-    """
-    if left := beyond_adapters(model):
+    """Write the adapters alone to a directory that `peft.PeftModel.from_pretrained` reads."""
+    beyond = beyond_adapters(model)
+    if beyond:
         raise UserError(
-            f"peft's format holds adapters alone, but {left[0]!r} was trained as well; name it in modules_to_save, or "
-            f"export the whole model to a file, such as {out.with_suffix('.safetensors')}."
+            f"peft's format holds adapters alone, but {beyond[0]!r} was trained as well; name it "
+            "in modules_to_save, or export the whole model to a file, such as "
+            f"{out.with_suffix('.safetensors')}."
         )
     save: Any = model.save_pretrained
     # Embeddings are among the adapters or frozen; to find out by itself, peft would ask the Hub
     # about the base model.
-    options = (
-        {"save_embedding_layers": False}
-        if "save_embedding_layers" in signature(save).parameters
-        else {}
-    )
-    with tempfile.TemporaryDirectory() as made:
-        save(made, **options)
-        for file in sorted(path for path in Path(made).rglob("*") if path.is_file()):
-            write(out / file.relative_to(made), file.read_bytes())
+    options = {}
+    if "save_embedding_layers" in signature(save).parameters:
+        options["save_embedding_layers"] = False
+    with tempfile.TemporaryDirectory() as place:
+        save(place, **options)
+        for file in sorted(Path(place).rglob("*")):
+            if file.is_file():
+                write(out / file.relative_to(place), file.read_bytes())
 
 
 def _config(path: Path) -> RunConfig:
@@ -183,19 +192,22 @@ def _task(path: Path, config: RunConfig) -> Task:
     """The task that the configuration names, if it is the one that was trained."""
     if not config.task.file and config.model.name.startswith(GIVEN):
         raise UserError(
-            f"{path} is a run of kairosfl.simulate, which does not store the untrained model; in Python, give it: "
-            "kairosfl.load(folder, model)."
+            f"{path} is a run of kairosfl.simulate, which does not store the untrained model; in "
+            "Python, give it: kairosfl.load(folder, model)."
         )
-    about, task = read_json(path / "run.json"), build_task(config)
+    about = read_json(path / "run.json")
+    task = build_task(config)
     now = facts(task)
+    names = ["parameters", "layout_hash", "base_hash"]
     # A Flower app may have a task of its own, of which the configuration knows nothing.
-    for name in (
-        now if about.get("engine") == "flower" else ("parameters", "layout_hash", "base_hash")
-    ):
+    if about.get("engine") == "flower":
+        names = list(now)
+    for name in names:
         if name in about and about[name] != now[name]:
             raise UserError(
-                f"{path} was not trained with what its config.toml builds now ({name} {about[name]!r} then, "
-                f"{now[name]!r} now); restore its data and model, or give the model: kairosfl.load(folder, model)."
+                f"{path} was not trained with what its config.toml builds now ({name} "
+                f"{about[name]!r} then, {now[name]!r} now); restore its data and model, or give "
+                "the model: kairosfl.load(folder, model)."
             )
     return task
 
@@ -205,20 +217,22 @@ def _trained(
 ) -> nn.Module:
     """The model with its trained parameters set to the run's result, or to those of a client."""
     about = read_json(path / "run.json")
-    whole = vector.trained(model.cpu())
-    own = [name for name in about.get("own", ()) if name in whole]
+    tensors = vector.trained(model.cpu())
+    own = [name for name in about.get("own", ()) if name in tensors]
     layout = vector.layout_of(model, own)
     if about.get("parameters", layout.size) != layout.size:
         raise UserError(
-            f"{path} has a model of {about['parameters']} trained parameters, but the given one has {layout.size}; "
-            "give the model that was trained."
+            f"{path} has a model of {about['parameters']} trained parameters, but the given one "
+            f"has {layout.size}; give the model that was trained."
         )
 
     # --- the run as its newest checkpoint has it ---
-    own_start = _flat(whole, layout.own) if own else None
-    clients = about.get("clients") or config.data.clients
+    own_start = _flat(tensors, layout.own) if own else None
+    clients = about.get("clients")
+    if not clients:
+        clients = config.data.clients
     setup = setup_without_data(config, layout, clients, own=own_start)
-    blank = Run.start(_flat(whole, layout.entries), setup, seed=config.seed)
+    blank = Run.start(_flat(tensors, layout.entries), setup, seed=config.seed)
     run, skipped = newest(path / "checkpoint", blank)
     for line in skipped:
         warnings.warn(f"{path}: {line}", stacklevel=3)
@@ -258,13 +272,18 @@ class _Positional(nn.Module):
         self.names = list(inputs) if isinstance(inputs, dict) else []
 
     def forward(self, *flat: Tensor) -> Tensor:
-        return call(self.model, dict(zip(self.names, flat, strict=True)) if self.names else flat)
+        if self.names:
+            return call(self.model, dict(zip(self.names, flat, strict=True)))
+        return call(self.model, flat)
 
 
 def _write_onnx(model: nn.Module, inputs: Tree, path: Path) -> None:
     flat = tuple(leaves(inputs))
-    numbered = ["input"] if len(flat) == 1 else [f"input_{number}" for number in range(len(flat))]
-    names = list(inputs) if isinstance(inputs, dict) else numbered
+    names = [f"input_{number}" for number in range(len(flat))]
+    if isinstance(inputs, dict):
+        names = list(inputs)
+    elif len(flat) == 1:
+        names = ["input"]
     shapes = (tuple({0: torch.export.Dim("batch")} for _ in flat),)
     options: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False}
     try:

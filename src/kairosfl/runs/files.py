@@ -40,31 +40,30 @@ def check_runs(folders: Sequence[Path]) -> None:
             raise UserError(
                 f"{folder} does not exist; give a run folder or a folder of run folders."
             )
-    if (
-        len(folders) == 1
-        and not (folders[0] / "sweep.json").exists()
-        and not any(folders[0].rglob("metrics.jsonl"))
-    ):
-        raise no_run(folders[0])
+    if len(folders) > 1:
+        return
+    for folder in folders:
+        is_sweep = (folder / "sweep.json").exists()
+        if not is_sweep and not any(folder.rglob("metrics.jsonl")):
+            raise no_run(folder)
 
 
 def no_run(folder: Path) -> UserError:
     """What to say of a folder without a run."""
     return UserError(
-        f"{folder} contains no run (no metrics.jsonl in it or in a folder below it); give a folder that "
-        "`kairosfl run` or `kairosfl sweep` wrote."
+        f"{folder} contains no run (no metrics.jsonl in it or in a folder below it); give a folder "
+        "that `kairosfl run` or `kairosfl sweep` wrote."
     )
 
 
 def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
-    """Write a file atomically: text, bytes, or what a function writes to the temporary path it is
-    given.
+    """Write a file atomically: text, bytes, or what a function writes to a temporary path.
 
     A link remains a link. A device or pipe, which cannot be replaced, is written to directly.
     """
-    target = (
-        Path(os.path.realpath(path)) if path.is_symlink() else path
-    )  # Path.resolve fails where links form a loop
+    target = path
+    if path.is_symlink():
+        target = Path(os.path.realpath(path))  # Path.resolve fails where links form a loop
     temporary = target.with_name(f".{target.name}.part")
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -81,7 +80,9 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None)
+        if not reason:
+            reason = error
         raise UserError(
             f"Cannot write {path}: {reason}; free the disk or choose another place."
         ) from None
@@ -93,17 +94,21 @@ def write(path: Path, make: bytes | str | Callable[[Path], None]) -> None:
 
 def _first_file(path: Path) -> Path:
     """The file that is where a folder should be."""
-    known = (parent for parent in reversed(path.parents) if parent.exists() or parent.is_symlink())
-    return next((parent for parent in known if not parent.is_dir()), path.parent)
+    for parent in reversed(path.parents):
+        exists = parent.exists() or parent.is_symlink()
+        if exists and not parent.is_dir():
+            return parent
+    return path.parent
 
 
 def _put(make: bytes | str | Callable[[Path], None], path: Path) -> None:
     if callable(make):
         make(path)
-    else:
+    elif isinstance(make, str):
         # Names of files may hold bytes that are not UTF-8, for which Python has surrogates.
-        text = make.encode(errors="backslashreplace") if isinstance(make, str) else make
-        path.write_bytes(text)
+        path.write_bytes(make.encode(errors="backslashreplace"))
+    else:
+        path.write_bytes(make)
 
 
 def plain(value: Any) -> Any:
@@ -111,9 +116,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return list(map(plain, value))
     return value
 
 
@@ -128,20 +133,24 @@ def append_json(path: Path, value: dict[str, Any]) -> None:
         with path.open("ab") as handle:
             handle.write(f"{_line(value)}\n".encode())
     except OSError as error:
-        raise UserError(
-            f"Cannot write {path}: {error.strerror or error}; free the disk, then resume."
-        ) from None
+        reason = error.strerror if error.strerror else error
+        raise UserError(f"Cannot write {path}: {reason}; free the disk, then resume.") from None
 
 
 def _line(value: dict[str, Any]) -> str:
-    """As JSON; going through all lists for numbers that JSON does not have takes longer than
-    writing them.
+    """As JSON.
+
+    Lists are first taken as they are: to look for numbers that JSON does not have takes longer than
+    to write them.
     """
-    value = {key: plain(each) if isinstance(each, float) else each for key, each in value.items()}
+    row = dict(value)
+    for key, entry in value.items():
+        if isinstance(entry, float):
+            row[key] = plain(entry)
     try:
-        return _STRICT.encode(value)
+        return _STRICT.encode(row)
     except ValueError:
-        return json.dumps(plain(value))
+        return json.dumps(plain(row))
 
 
 def read_lines(
@@ -162,32 +171,31 @@ def read_lines(
 def cut_lines(
     path: Path, rounds: int, damaged: Callable[[int], None], needs: Needs = NOTHING
 ) -> None:
-    """Drop the lines of rounds after `rounds`, and damaged ones. `damaged` is called for those that
-    cost a round.
+    """Drop the lines of rounds after `rounds`, and damaged ones.
+
+    `damaged` is called for those that cost a round.
     """
     kept: list[bytes] = []
-    doubtful: list[
-        int
-    ] = []  # damaged if a round that is kept follows them; otherwise left by a killed process
+    # Damaged if a round that is kept follows them; otherwise left by a killed process.
+    doubtful: list[int] = []
     last = 0
     for number, line, row in _lines(path, needs):
         if row is None or row["round"] > rounds:
             doubtful.append(number)
             continue
-        for each in doubtful:
-            damaged(each)
+        for doubtful_number in doubtful:
+            damaged(doubtful_number)
         kept.append(line)
-        doubtful, last = [], row["round"]
-    for each in doubtful[: rounds - last]:
-        damaged(each)
+        doubtful.clear()
+        last = row["round"]
+    for doubtful_number in doubtful[: rounds - last]:
+        damaged(doubtful_number)
     if path.exists():
         write(path, b"".join(line.rstrip(b"\n") + b"\n" for line in kept))
 
 
 def _lines(path: Path, needs: Needs) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Number, text and content of each line that is not blank; the content is None if it is
-    damaged.
-    """
+    """Number, text and content of each line that is not blank; None for damaged content."""
     try:
         with path.open("rb") as handle:
             for number, line in enumerate(handle, 1):
@@ -206,14 +214,18 @@ def _row(line: bytes, needs: Needs) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or type(row.get("round")) is not int:
         return None
-    whole = all(name in row and isinstance(row[name], kind) for name, kind in needs.items())
-    return row if whole else None
+    for name, kind in needs.items():
+        if name not in row or not isinstance(row[name], kind):
+            return None
+    return row
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     try:
-        value = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    return content

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,9 +57,8 @@ class Folder:
 
     path: Path
     say: Say = silent  # called with what the user should see immediately, in addition to the log
-    guard: Lock | None = (
-        None  # held while a run is recorded: the folder's own, or that of its sweep
-    )
+    # held while a run is recorded: the folder's own, or that of its sweep
+    guard: Lock | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -101,8 +100,8 @@ class Folder:
 
     def tidy(self) -> None:
         """Remove what a killed process was writing."""
-        left = [self.path / f".{name}.part" for name in FILES]
-        for path in [*left, *self.checkpoints.glob(".*.part")]:
+        parts = [self.path / f".{name}.part" for name in FILES]
+        for path in [*parts, *self.checkpoints.glob(".*.part")]:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -114,7 +113,8 @@ class Folder:
             raise UserError(f"{self.path} contains a sweep; give another --out.")
         if self.path.exists() and any(path.name not in NOTHING for path in self.path.iterdir()):
             raise UserError(
-                f"The folder {self.path} is not empty; give another --out, or `kairosfl resume {self.path}`."
+                f"The folder {self.path} is not empty; give another --out, or `kairosfl resume "
+                f"{self.path}`."
             )
 
     def create(self, about: About, task: Task, command: str, **more: Any) -> None:
@@ -126,9 +126,7 @@ class Folder:
         self.describe(about, task, command, **more)
 
     def describe(self, about: About, task: Task, command: str, **more: Any) -> None:
-        """Record the run's configuration and environment; `more` is added to it, or replaces
-        entries.
-        """
+        """Record the run's configuration and environment, with `more` added or in its place."""
         write_json(self.path / "run.json", describe(about, task, command) | more)
         write_json(self.path / "partition.json", metrics.partition_note(task))
 
@@ -145,9 +143,9 @@ class Folder:
         """Whether the run has finished and was not given more rounds since."""
         summary = self.summary()
         done = summary.get("rounds")
-        return done is not None and bool(
-            summary.get("finished") or done >= self.config().train.rounds
-        )
+        if done is None:
+            return False
+        return bool(summary.get("finished")) or bool(done >= self.config().train.rounds)
 
     def summary(self) -> dict[str, Any]:
         """The summary written at the end; empty if it is missing or damaged."""
@@ -169,8 +167,7 @@ class Folder:
         rows = self.rows(self._damaged("metrics.jsonl"))
         summary = {**ending, **metrics.summary(rows, rounds, main.name, main.higher)}
         write_json(self.path / "summary.json", summary)
-        said = {"verdicts": ending["verdicts"]}
-        write_json(file, read_json(file) | said)
+        write_json(file, read_json(file) | {"verdicts": ending["verdicts"]})
         return summary
 
     def main(self) -> Score:
@@ -207,38 +204,34 @@ class Folder:
         return damaged
 
     def begun(self) -> bool:
-        """Whether there is a checkpoint of a trained round; before that, a run may be edited
-        freely.
-        """
-        return any(
-            path.name != f"checkpoint-{0:06d}.json"
-            for path in self.checkpoints.glob("checkpoint-*.json")
-        )
+        """Whether a trained round has a checkpoint; before that, a run may be edited freely."""
+        names = {path.name for path in self.checkpoints.glob("checkpoint-*.json")}
+        return bool(names - {"checkpoint-000000.json"})
 
     def rounds_done(self) -> int | None:
         """Rounds done in the newest checkpoint; None if there is none."""
         return rounds_done(self.checkpoints)
 
     def origin(self) -> dict[str, Any]:
-        """The configuration that the run began with, by dotted keys; empty if that was not
-        recorded.
-        """
+        """The configuration that the run began with, by dotted keys; empty if not recorded."""
         config = read_json(self.path / "run.json").get("config")
-        return flatten(config) if isinstance(config, dict) and self.begun() else {}
+        if isinstance(config, dict) and self.begun():
+            return flatten(config)
+        return {}
 
     def config(self) -> RunConfig:
-        """The configuration to continue with: as recorded, with no edit that would change the
-        results.
-        """
+        """The configuration to continue with: as recorded, without edits that change results."""
         file = recorded(self.path)
         origin = self.origin()
         config = pinned(load(file), origin)
-        changed = harmful(config, origin) if origin else []
+        if not origin:
+            return config
+        changed = harmful(config, origin)
         if changed:
-            more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
             raise UserError(
-                f"{file} was edited: {', '.join(changed[:NAMED])}{more}; that would be another run: undo the edit, or "
-                f"start a new one from this model with `kairosfl run {file} --from {self.path}`."
+                f"{file} was edited: {_first_few(changed)}; that would be another run: undo the "
+                "edit, or start a new one from this model with "
+                f"`kairosfl run {file} --from {self.path}`."
             )
         return config
 
@@ -248,14 +241,14 @@ class Folder:
         version = str(about.get("version"))
         if version.startswith("0.1."):
             raise UserError(
-                f"{self.path} was begun with kairosfl {version}, whose checkpoints this version does not read; "
-                "finish it with that version, or start a new run."
+                f"{self.path} was begun with kairosfl {version}, whose checkpoints this version "
+                "does not read; finish it with that version, or start a new run."
             )
         # As many weights as nn.LSTM has, but in another order.
         if "layout_hash" not in about and self.origin().get("model.name") == "char_lstm":
             raise UserError(
-                f"{self.path} was begun before char_lstm was nn.LSTM, and its weights are in another order; "
-                "finish it with the version that began it, or start a new run."
+                f"{self.path} was begun before char_lstm was nn.LSTM, and its weights are in "
+                "another order; finish it with the version that began it, or start a new run."
             )
 
     def check_start(self, key: str) -> None:
@@ -277,24 +270,17 @@ class Folder:
 
     def check_places(self) -> None:
         """Refuse a directory where a file will be written, before anything is changed."""
-        more = () if self.begun() else ("partition.json",)
-        for name in (
-            "metrics.jsonl",
-            "clients.jsonl",
-            "log.txt",
-            "run.json",
-            "summary.json",
-            *more,
-        ):
+        names = ["metrics.jsonl", "clients.jsonl", "log.txt", "run.json", "summary.json"]
+        if not self.begun():
+            names.append("partition.json")
+        for name in names:
             if (self.path / name).is_dir():
                 raise UserError(
                     f"{self.path / name} is a directory, where a file is needed; move it away."
                 )
 
     def check(self, about: About, task: Task) -> None:
-        """Before a run resumes: log what was edited, and refuse data or a model other than it began
-        with.
-        """
+        """Before a run resumes: log edits, and refuse other data or another model."""
         recorded_facts = read_json(self.path / "run.json")
         origin = self.origin()
         self.check_version()
@@ -307,8 +293,8 @@ class Folder:
             if name == "data_hashes":
                 raise UserError(f"{self.path} cannot be resumed: {_changed(before, value)}")
             raise UserError(
-                f"{self.path} cannot be resumed: its {name.replace('_', ' ')} was {before!r} and is "
-                f"{value!r} now; restore the data and the model it began with."
+                f"{self.path} cannot be resumed: its {name.replace('_', ' ')} was {before!r} and "
+                f"is {value!r} now; restore the data and the model it began with."
             )
 
         # --- environment and settings ---
@@ -326,42 +312,51 @@ class Folder:
         write_json(file, describe(about, task, "") | recorded_facts | settings)
 
     def choices(self) -> dict[str, tuple[str, int]]:
-        """What the engine chose by measuring, and in which round; damaged entries are measured
-        again.
-        """
-        written = read_json(self.path / "choices.json")
-        pairs = {
-            name: (e.get("choice"), e.get("round"))
-            for name, e in written.items()
-            if isinstance(e, dict)
-        }
-        return {
-            name: (c, r)
-            for name, (c, r) in pairs.items()
-            if isinstance(c, str) and isinstance(r, int)
-        }
+        """What the engine chose by measuring, and in which round.
 
-    def choose(self, made: Mapping[str, str], round: int) -> None:
-        """Record what the engine has chosen so far."""
+        Damaged entries are left out, and measured again.
+        """
+        choices = {}
+        for name, entry in read_json(self.path / "choices.json").items():
+            if not isinstance(entry, dict):
+                continue
+            choice = entry.get("choice")
+            round = entry.get("round")
+            if isinstance(choice, str) and isinstance(round, int):
+                choices[name] = choice, round
+        return choices
+
+    def choose(self, choices: Mapping[str, str], round: int) -> None:
+        """Record what the engine has chosen so far, in this round or an earlier one."""
         written = self.choices()
-        new = {
-            name: {"choice": choice, "round": written.get(name, ("", round))[1]}
-            for name, choice in made.items()
-        }
-        write_json(self.path / "choices.json", new)
+        entries = {}
+        for name, choice in choices.items():
+            first_round = written[name][1] if name in written else round
+            entries[name] = {"choice": choice, "round": first_round}
+        write_json(self.path / "choices.json", entries)
 
 
 def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Which files of the data, or of the task, are not those that a run began with."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    shown = ", ".join(names[:NAMED]) + (
-        f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (
+        f"{_first_few(names)} changed since it began; restore the data and the model it began with."
     )
-    return f"{shown} changed since it began; restore the data and the model it began with."
+
+
+def _first_few(names: Sequence[str]) -> str:
+    """The first of these, and how many more there are."""
+    text = ", ".join(names[:NAMED])
+    if len(names) > NAMED:
+        text += f" and {len(names) - NAMED} more"
+    return text
 
 
 def facts(task: Task) -> dict[str, Any]:
     """What identifies a run besides its configuration: it is not resumed with anything else."""
+    metrics_of_task = facts_of(task.measures)
+    if not metrics_of_task:
+        metrics_of_task = [{"name": "loss", "better": "lower", "percent": False}]
     return {
         "parameters": task.layout.size,
         "layout_hash": task.layout.hash,
@@ -372,8 +367,7 @@ def facts(task: Task) -> dict[str, Any]:
         "population_hash": task.clients.hash(),
         "data_hashes": dict(task.dataset.hashes),
         "loss": getattr(task.loss, "__name__", type(task.loss).__name__),
-        "metrics": facts_of(task.measures)
-        or [{"name": "loss", "better": "lower", "percent": False}],
+        "metrics": metrics_of_task,
     }
 
 
@@ -412,18 +406,26 @@ def describe(about: About, task: Task, command: str) -> dict[str, Any]:
 
 
 def _git() -> str | None:
-    """The commit of the sources, with `-dirty` if they were edited since; KAIROSFL_COMMIT, if it is
-    set, for a copy without its repository."""
-    if commit := os.environ.get("KAIROSFL_COMMIT"):
+    """The commit of the sources, with `-dirty` if they were edited since.
+
+    It is KAIROSFL_COMMIT, if that is set, for a copy without its repository.
+    """
+    commit = os.environ.get("KAIROSFL_COMMIT")
+    if commit:
         return commit
-    package = Path(__file__).parents[1]
     try:
-        commit, edits = (
-            subprocess.run(
-                ["git", *words], cwd=package, capture_output=True, text=True, timeout=5, check=True
-            ).stdout
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", "."))
-        )
+        commit = _git_says("rev-parse", "HEAD").strip()
+        if _git_says("status", "--porcelain", "--", "."):
+            commit += "-dirty"
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit.strip() + ("-dirty" if edits else "")
+    return commit
+
+
+def _git_says(*words: str) -> str:
+    """What a command of git prints in the folder of the package."""
+    package = Path(__file__).parents[1]
+    done = subprocess.run(
+        ["git", *words], cwd=package, capture_output=True, text=True, timeout=5, check=True
+    )
+    return done.stdout

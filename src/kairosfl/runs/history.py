@@ -13,21 +13,20 @@ Values = TypeVar("Values", list[Any], NDArray[np.float64])
 
 
 def final_tenth(values: Values) -> Values:
-    """The final 10 % of a list or array, at least one; given the evaluated rounds, what FedAWARE's
-    tables average.
-    """
+    """The final 10 %, at least one; of the evaluated rounds, what FedAWARE's tables average."""
     return values[-max(1, len(values) // 10) :]
 
 
 def ending(values: Values, averaged: Sequence[bool]) -> Values:
-    """The evaluations that score a run: the final 10 %, or only the last if models are averaged
-    since one of them.
+    """The evaluations that score a run: the final 10 %, or the last where averaging began in them.
 
     With a constant rate the rule `average` begins there, and a mean over these rounds would hold
     little averaging.
     """
     tenth = final_tenth(list(averaged))
-    return values[-1:] if tenth and tenth[-1] and not all(tenth) else final_tenth(values)
+    if tenth and tenth[-1] and not all(tenth):
+        return values[-1:]
+    return final_tenth(values)
 
 
 def main_value(row: dict[str, Any]) -> float | None:
@@ -39,19 +38,16 @@ def main_value(row: dict[str, Any]) -> float | None:
 def rounds_to(
     metrics: Sequence[dict[str, Any]], target: float, *, higher: bool = True
 ) -> int | None:
-    """The first round whose model reached this value of the main metric, among those evaluated;
-    None: never.
-    """
-    scored = ((row["round"], value) for row in metrics if (value := main_value(row)) is not None)
+    """The first evaluated round whose main metric reached this value; None: none did."""
     sign = 1 if higher else -1
-    return next(
-        (
-            number
-            for number, value in scored
-            if math.isfinite(value) and sign * (value - target) >= 0
-        ),
-        None,
-    )
+    for row in metrics:
+        value = main_value(row)
+        if value is None or not math.isfinite(value):
+            continue
+        if sign * (value - target) >= 0:
+            number: int = row["round"]
+            return number
+    return None
 
 
 def spent(columns: Iterable[str]) -> list[str]:

@@ -18,8 +18,10 @@ NOTICE = (
 
 @contextmanager
 def undisturbed() -> Iterator[list[int]]:
-    """Delays the first signal: its number is put into the list. A second one takes effect
-    immediately, as whoever presses Ctrl-C is told."""
+    """Delays the first signal, whose number is put into the list.
+
+    A second one takes effect immediately, as whoever presses Ctrl-C is told.
+    """
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield held
@@ -32,9 +34,8 @@ def undisturbed() -> Iterator[list[int]]:
             handler(number, frame)
         held.append(number)
         if number == signal.SIGINT and sys.stderr is not None and sys.stderr.isatty():
-            os.write(
-                sys.stderr.fileno(), NOTICE
-            )  # not `print`, in the middle of which the signal may have come
+            # Not `print`, in the middle of which the signal may have come.
+            os.write(sys.stderr.fileno(), NOTICE)
 
     for number, handler in handlers.items():
         if callable(handler):

@@ -23,9 +23,7 @@ ABOVE = 2  # levels between a run and its study, at most
 
 
 class Displaced(UserError):
-    """The lock of a folder was removed while this process held it: nothing more may be written
-    there.
-    """
+    """The lock of a folder was removed while we held it: nothing more may be written there."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,9 @@ class Lock:
         """Refuse to write where the lock was removed: another process may have taken a new one."""
         if not self.stands():
             raise Displaced(
-                f"{self.folder / NAME} was removed or replaced while this run trained, so another process may write "
-                "there: it stops and writes nothing more; leave that file alone, and continue from the last checkpoint."
+                f"{self.folder / NAME} was removed or replaced while this run trained, so another "
+                "process may write there: it stops and writes nothing more; leave that file alone, "
+                "and continue from the last checkpoint."
             )
 
     def stands(self) -> bool:
@@ -55,8 +54,9 @@ class Lock:
 
 @contextmanager
 def lock(folder: Path, patience: float = 0.0) -> Iterator[Lock]:
-    """Lock a folder, waiting up to this many seconds. The lock ends with the process, however it
-    ends.
+    """Lock a folder, waiting up to this many seconds.
+
+    The lock ends with the process, however that ends.
     """
     until = time.monotonic() + patience
     while True:
@@ -65,7 +65,8 @@ def lock(folder: Path, patience: float = 0.0) -> Iterator[Lock]:
             while _taken(file):
                 if time.monotonic() > until:
                     raise UserError(
-                        f"Another process is using {folder}; wait for it, stop it, or choose another folder."
+                        f"Another process is using {folder}; wait for it, stop it, or choose "
+                        "another folder."
                     )
                 time.sleep(0.2)
             if held.stands():  # whoever had it before may have removed the folder
@@ -75,21 +76,18 @@ def lock(folder: Path, patience: float = 0.0) -> Iterator[Lock]:
 
 @contextmanager
 def within_study(folder: Path) -> Iterator[None]:
-    """Keep a sweep or a search from starting while one of its runs is continued alone, and the
-    other way round.
-    """
+    """Keep a sweep or search and one of its runs, continued alone, from running together."""
     with ExitStack() as files:
         for parent in folder.absolute().parents[:ABOVE]:
-            if (
-                not any((parent / name).is_file() for name in STUDIES)
-                or not (parent / NAME).is_file()
-            ):
+            is_study = any((parent / name).is_file() for name in STUDIES)
+            if not is_study or not (parent / NAME).is_file():
                 continue
             with suppress(PermissionError):
                 file = files.enter_context((parent / NAME).open("ab"))
                 if _taken(file, shared=True):
                     raise UserError(
-                        f"{folder} belongs to {parent}, which another process is using; wait for it, or stop it."
+                        f"{folder} belongs to {parent}, which another process is using; wait for "
+                        "it, or stop it."
                     )
         yield
 

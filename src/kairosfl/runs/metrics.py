@@ -113,8 +113,10 @@ def _trained(record: Record, reports: Reports) -> dict[str, Any]:
 
 
 def passes(task: Task, record: Record) -> int:
-    """How often clients ran the model over a sample, forward and backward: those whose reports
-    count, and those that were measured before the round was planned.
+    """How often clients ran the model over a sample, forward and backward.
+
+    These are the clients whose reports count, and those that were measured before the round was
+    planned.
     """
     visits = []
     if record.first is not None:
@@ -218,9 +220,7 @@ def _short(value: float) -> float:
 
 
 def _by_class(confusion: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The accuracy of every class, None for one without samples, and for few classes who is taken
-    for whom.
-    """
+    """The accuracy of every class, None without samples; for few classes, who is taken for whom."""
     accuracy = []
     for label, row in enumerate(confusion):
         samples = sum(row)
@@ -300,22 +300,21 @@ def summary(
 ) -> dict[str, Any]:
     """The summary of a run of this many rounds, from the lines of metrics that exist."""
     rows = [row for row in rows if row["round"] <= rounds]
-    written = {row["round"] for row in rows}
-    missing = [round for round in range(1, rounds + 1) if round not in written]
+    missing = set(range(1, rounds + 1)) - {row["round"] for row in rows}
     marks = [(row["round"], bool(row["critical"])) for row in rows]
     return {
         "rounds": rounds,
-        "missing_rounds": missing,
+        "missing_rounds": sorted(missing),
         "metric": main,
         **_scores(rows, main, higher),
         "bytes_down": _total(rows, "bytes_down"),
         "bytes_up": _total(rows, "bytes_up"),
-        "average_cohort": _mean([row["cohort"] for row in rows]),
+        "average_cohort": _mean_of(rows, "cohort"),
         "epochs_total": _total(rows, "epochs_total"),
         "steps": _total(rows, "steps"),
         **_sums(rows),
         "samples_per_second": _rate(rows),
-        "elud_mean": _mean([row["elud"] for row in rows]),
+        "elud_mean": _mean_of(rows, "elud"),
         "critical_rounds": _total(rows, "critical"),
         "detector": judged(marks),
         "rejected": _total(rows, "rejected"),
@@ -337,8 +336,13 @@ def _total(rows: list[dict[str, Any]], name: str) -> Any:
     return sum(row[name] for row in rows)
 
 
+def _mean_of(rows: list[dict[str, Any]], name: str) -> float | None:
+    """The mean of a column over the rounds that have it; None: none has."""
+    return _mean([row[name] for row in rows])
+
+
 def _scores(rows: list[dict[str, Any]], main: str, higher: bool) -> dict[str, Any]:
-    """What the evaluated rounds say about the model: the last one, the best one and the last tenth."""
+    """What the evaluated rounds say about the model: the last, the best and the last tenth."""
     scored = scored_rows(rows, main)
     columns: dict[str, Any] = dict.fromkeys(
         (main, "loss", f"best_{main}", "best_round", f"last_tenth_{main}")
@@ -371,14 +375,12 @@ def best_row(rows: list[dict[str, Any]], main: str, higher: bool) -> dict[str, A
 
 
 def _rate(rows: list[dict[str, Any]]) -> float | None:
-    """Samples trained on in a second of the rounds, evaluation included; None where that was not
-    recorded.
-    """
+    """Samples trained on in a second of the rounds, evaluation included; None: not recorded."""
     seconds = _total(rows, "seconds")
-    samples = [row.get("samples") for row in rows]
-    if not seconds or not all(isinstance(count, int) for count in samples):
+    samples = _sums(rows)["samples"]
+    if not seconds or samples is None:
         return None
-    return float(sum(count for count in samples if count is not None) / seconds)
+    return float(samples / seconds)
 
 
 def judged(marks: list[tuple[int, bool]]) -> str:

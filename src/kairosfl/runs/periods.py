@@ -1,5 +1,4 @@
-"""When does a deficit hurt for good? Deficits in windows over training, as one sweep; and which
-detector saw it.
+"""When does a deficit hurt for good, and which detector saw it? One sweep over windows of rounds.
 
 Achille, Rovere and Soatto, "Critical Learning Periods in Deep Networks", ICLR 2019, did this with
 blurred images. Here a window of the rounds has a fraction of the cohort, a fixed part of the
@@ -25,7 +24,6 @@ from kairosfl.errors import UserError
 from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.files import read_json, read_lines
 from kairosfl.runs.folder import Folder
-from kairosfl.runs.harm import lasting, spread, verdict
 from kairosfl.runs.keys import updated
 from kairosfl.runs.prepare import build_task
 from kairosfl.runs.sweep import Member
@@ -36,20 +34,29 @@ DEFICITS = {
     "cohort": "a fraction of the cohort",
     "clients": "a fixed part of the clients",
     "epochs": "a fraction of the local epochs",
-    "labels": "a fraction of the right labels; the others are wrong, a sample's always in the same way",
+    "labels": (
+        "a fraction of the right labels; the others are wrong, a sample's always in the same way"
+    ),
 }
 DEFAULT = ("cohort", "clients")
 DETECTORS = ("fgn.paired()", "fgn.smoothed()", "fgn")
-SPENT = {
-    "cohort": "clients a round",
-    "epochs": "epochs",
-}  # deficits that are columns of the metrics
+# Deficits that are columns of the metrics.
+SPENT = {"cohort": "clients a round", "epochs": "epochs"}
 NONE = "none"
+
+Lost = Sequence[Sequence[float]]  # by window, by seed
+Spent = dict[str, list[list[float]]]  # clients or epochs, by window
+ENOUGH = 4  # seeds with which a null result is one
+SIGNS = 8  # seeds of which all lose by chance once in 256 times
+# Student's t, two-sided, by the number of seeds. 99 %: with five windows, one deficit in forty
+# seems harmful by chance. 95 %: too large to be called absent.
+CERTAIN = {2: 63.66, 3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50, 9: 3.36, 10: 3.25}
+LIKELY = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deficit(Rule):
-    """In the rounds from `first` to before `until`, only the fraction `amount` of what `of` says."""
+    """From round `first` to before `until`, only the fraction `amount` of what `of` says."""
 
     kind = "adaptive"
     last = True
@@ -116,8 +123,9 @@ def windows(rounds: int, number: int) -> list[tuple[int, int]]:
 
 
 def before_scoring(spans: Sequence[Sequence[int]]) -> int:
-    """How many windows end before the final 10 % of rounds, which are scored: harm that is seen
-    later may not last.
+    """How many windows end before the final 10 % of rounds, which are scored.
+
+    Harm that is seen later may not last.
     """
     rounds = spans[-1][1]
     return sum(last <= rounds - max(1, rounds // 10) for _, last in spans)
@@ -132,14 +140,18 @@ def members(
     seeds: int = 4,
     detectors: Sequence[str] = DETECTORS,
 ) -> list[Member]:
-    """The runs: without a deficit, once for each detector; and every deficit in every window. All
-    with every seed.
+    """The runs: without a deficit for each detector, and every deficit in every window.
+
+    All of them with every seed.
     """
+    # --- what cannot be ---
     if "sweep" in tables:
         raise UserError(
-            "The configuration has a [sweep] section; `kairosfl periods` makes its own, so leave it out."
+            "The configuration has a [sweep] section; `kairosfl periods` makes its own, so leave "
+            "it out."
         )
-    deficits, detectors = list(dict.fromkeys(deficits)), list(dict.fromkeys(detectors))
+    deficits = list(dict.fromkeys(deficits))
+    detectors = list(dict.fromkeys(detectors))
     for name in deficits:
         if name not in DEFICITS:
             raise UserError(f"--deficit {name} is not known; use one of {', '.join(DEFICITS)}.")
@@ -149,96 +161,119 @@ def members(
         raise UserError(
             f"--amount {amount:g} must be above 0 and below 1: the fraction that a deficit leaves."
         )
-    whole = resolve(tables)
-    if whole.algorithm.any("private"):
+    plain = resolve(tables)
+    if plain.algorithm.any("private"):
         raise UserError(
-            "kairosfl periods cannot be used with privacy, whose noise is for whole cohorts; leave it out."
+            "kairosfl periods cannot be used with privacy, whose noise is for whole cohorts; leave "
+            "it out."
         )
-    _check_that_they_leave_something_out(deficits, amount, whole)
-    found = []
-    for seed in range(whole.seed, whole.seed + seeds):
+    _check_that_they_leave_something_out(deficits, amount, plain)
+
+    # --- the runs ---
+    runs = []
+    for seed in range(plain.seed, plain.seed + seeds):
         for i, detector in enumerate(detectors):
             settings = {"seed": seed, "run.detector": detector}
-            found.append(
-                Member(f"{NONE}-{i}-seed{seed}", settings, resolve(updated(tables, settings)))
-            )
+            config = resolve(updated(tables, settings))
+            runs.append(Member(f"{NONE}-{i}-seed{seed}", settings, config))
         for name in deficits:
-            for i, (first, last) in enumerate(windows(whole.train.rounds, number)):
+            for i, (first, last) in enumerate(windows(plain.train.rounds, number)):
                 config = resolve(updated(tables, {"seed": seed, "run.detector": detectors[0]}))
                 rule = Deficit(of=name, first=first, until=last, amount=amount)
                 config = replace(config, algorithm=Algorithm((*config.algorithm.rules, rule)))
                 settings = {"seed": seed, "deficit": name, "window": i + 1}
-                found.append(Member(f"{name}-{i + 1}-seed{seed}", settings, config))
-    return found
+                runs.append(Member(f"{name}-{i + 1}-seed{seed}", settings, config))
+    return runs
 
 
 def _check_that_they_leave_something_out(
-    deficits: Sequence[str], amount: float, whole: RunConfig
+    deficits: Sequence[str], amount: float, plain: RunConfig
 ) -> None:
-    task = build_task(whole) if {"clients", "labels"} & {*deficits} else None
-    if task and "labels" in deficits and (kind := task.dataset.kind) not in CLASSED:
-        raise UserError(
-            f"--deficit labels needs samples with one class each, and those of this task are {kind!r}."
-        )
     counts = {
-        "cohort": ("train.cohort", whole.train.cohort),
-        "epochs": ("train.epochs", whole.train.epochs),
+        "cohort": ("train.cohort", plain.train.cohort),
+        "epochs": ("train.epochs", plain.train.epochs),
     }
-    if task:
+    if {"clients", "labels"} & {*deficits}:
+        task = build_task(plain)
         counts["clients"] = ("data.clients", len(task.clients))
-    for name in deficits:
-        key, all_of_it = counts.get(name, ("", 0))
-        if all_of_it and part(amount, all_of_it) == all_of_it:
-            fix = "use a smaller --amount" if all_of_it > 1 else "use 2 or more"
+        if "labels" in deficits and task.dataset.kind not in CLASSED:
             raise UserError(
-                f"--deficit {name} with --amount {amount:g} leaves out nothing of {key} = {all_of_it}; {fix}."
+                "--deficit labels needs samples with one class each, and those of this task are "
+                f"{task.dataset.kind!r}."
+            )
+    for name in deficits:
+        key, count = counts.get(name, ("", 0))
+        if count and part(amount, count) == count:
+            fix = "use a smaller --amount" if count > 1 else "use 2 or more"
+            raise UserError(
+                f"--deficit {name} with --amount {amount:g} leaves out nothing of {key} = {count}; "
+                f"{fix}."
             )
 
 
 def findings(
     out: Path,
     summaries: Mapping[str, Mapping[str, Any]],
-    made: Sequence[Member],
+    runs: Sequence[Member],
     number: int,
     amount: float = 0.2,
 ) -> dict[str, Any]:
-    """How much worse every deficit and window ended, over the seeds, and how much of each window a
-    detector marks.
+    """How much worse every deficit and window ended, and how much of each a detector marks.
+
+    Args:
+        out: The folder of the sweep.
+        summaries: Of its runs, by their names.
+        runs: As `members` gave them: those without a deficit before the others with their seed.
+        number: Of windows.
+        amount: What a deficit leaves, as a fraction.
     """
-    score, about = Folder(out / made[0].name).main(), read_json(out / made[0].name / "run.json")
-    plain: dict[int, float] = {}
-    marks: dict[str, list[list[float]]] = {}
+    score = Folder(out / runs[0].name).main()
+    about = read_json(out / runs[0].name / "run.json")
+    spans = windows(runs[0].config.train.rounds, number)
+    plain: dict[int, float] = {}  # how the first run without a deficit ended, by seed
+    marks: dict[str, list[list[float]]] = {}  # shares of each window, by detector
     lost: dict[str, list[list[float]]] = {}
-    had: dict[
-        str, list[list[float]]
-    ] = {}  # by window: clients or epochs of a deficit, and of `all` without one
-    spans = windows(made[0].config.train.rounds, number)
-    for member in made:
-        seed, ended = member.settings["seed"], summaries[member.name][f"last_tenth_{score.name}"]
-        rows = list(read_lines(out / member.name / "metrics.jsonl"))
+    had: Spent = {}  # of a deficit, and of `all` without one
+
+    # --- every run ---
+    for run in runs:
+        seed = run.settings["seed"]
+        ended = summaries[run.name][f"last_tenth_{score.name}"]
+        rows = list(read_lines(out / run.name / "metrics.jsonl"))
         if ended is None:
             raise UserError(
-                f"{out / member.name} ended with {score.with_article} that is not finite; lower train.lr."
+                f"{out / run.name} ended with {score.with_article} that is not finite; lower "
+                "train.lr."
             )
-        if "window" in member.settings:
-            name, window = member.settings["deficit"], member.settings["window"] - 1
-            lost.setdefault(name, [[] for _ in spans])[window].append(
-                score.sign * (plain[seed] - ended)
-            )
-            had.setdefault(name, [[] for _ in spans])[window] += _column(
-                rows[slice(*spans[window])], name
-            )
+        if "window" in run.settings:
+            name = run.settings["deficit"]
+            window = run.settings["window"] - 1
+            losses = lost.setdefault(name, _empty(spans))
+            losses[window].append(score.sign * (plain[seed] - ended))
+            _add(had, name, window, rows, name, spans)
             continue
         if seed not in plain:
             plain[seed] = ended
             for name, window in product(SPENT, range(number)):
-                row = had.setdefault(f"all {name}", [[] for _ in spans])[window]
-                row += _column(rows[slice(*spans[window])], name)
+                _add(had, f"all {name}", window, rows, name, spans)
         critical = [bool(row["critical"]) for row in rows]
-        parts = [float(np.mean(critical[a:b])) for a, b in windows(len(critical), number)]
-        marks.setdefault(member.settings["run.detector"], []).append(parts)
+        shares = [float(np.mean(critical[a:b])) for a, b in windows(len(critical), number)]
+        marks.setdefault(run.settings["run.detector"], []).append(shares)
+
+    # --- every deficit ---
     judged = before_scoring(spans)
-    idle = {name: [i + 1 for i in range(judged) if _idle(name, i, had)] for name in lost}
+    remaining: dict[str, str] = {}
+    harm: dict[str, list[dict[str, float | None]]] = {}
+    lasts: dict[str, list[int]] = {}
+    verdicts: list[str] = []
+    for name, losses in lost.items():
+        idle = [window + 1 for window in range(judged) if _idle(name, window, had)]
+        remaining[name] = _left(name, amount, about.get("clients", 1), had)
+        harm[name] = list(map(spread, losses))
+        lasts[name] = lasting(losses[:judged], idle)
+        words = verdict(losses[:judged], number, idle, SPENT.get(name, ""))
+        verdicts.append(f"{name}: {words}")
+
     return {
         "metric": {
             "name": score.name,
@@ -246,34 +281,45 @@ def findings(
             "percent": score.percent,
         },
         "amount": amount,
-        "left": {name: _left(name, amount, about.get("clients", 1), had) for name in lost},
+        "left": remaining,
         "windows": [[a + 1, b] for a, b in spans],
         "judged": judged,
         "none": {"mean": float(np.mean(list(plain.values()))), "seeds": list(plain.values())},
-        "harm": {name: [spread(each) for each in rows] for name, rows in lost.items()},
-        "marked": {name: np.mean(rows, 0).round(3).tolist() for name, rows in marks.items()},
-        "lasts": {name: lasting(rows[:judged], idle[name]) for name, rows in lost.items()},
-        "verdict": [
-            f"{name}: {verdict(rows[:judged], number, idle[name], SPENT.get(name, ''))}"
-            for name, rows in lost.items()
-        ],
+        "harm": harm,
+        "marked": {name: np.mean(shares, 0).round(3).tolist() for name, shares in marks.items()},
+        "lasts": lasts,
+        "verdict": verdicts,
     }
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [row[name] for row in rows] if name in SPENT else []
+def _add(
+    had: Spent,
+    key: str,
+    window: int,
+    rows: Sequence[Mapping[str, Any]],
+    column: str,
+    spans: Sequence[tuple[int, int]],
+) -> None:
+    """Add what a run had of a column in the rounds of a window; the list exists in any case."""
+    numbers = had.setdefault(key, _empty(spans))[window]
+    if column in SPENT:
+        numbers += [row[column] for row in rows[slice(*spans[window])]]
 
 
-def _idle(name: str, window: int, had: Mapping[str, Sequence[Sequence[float]]]) -> bool:
-    """Whether a deficit left out nothing in a window: rules may ask for as little anyway, or for
-    more afterwards.
+def _empty(spans: Sequence[tuple[int, int]]) -> list[list[float]]:
+    """A list for each window."""
+    return [[] for _ in spans]
+
+
+def _idle(name: str, window: int, had: Spent) -> bool:
+    """Whether a deficit left out nothing in a window.
+
+    Rules may ask for as little anyway, or for more afterwards.
     """
     return name in SPENT and sum(had[name][window]) >= sum(had[f"all {name}"][window])
 
 
-def _left(
-    name: str, amount: float, clients: int, had: Mapping[str, Sequence[Sequence[float]]]
-) -> str:
+def _left(name: str, amount: float, clients: int, had: Spent) -> str:
     """What a deficit leaves; of cohorts and epochs, which rules may change, the means of what the
     runs had.
     """
@@ -281,7 +327,95 @@ def _left(
         return f"{100 * amount:g} % of the labels right"
     if name == "clients":
         return f"{part(amount, clients)} of {counted(clients, 'client')}"
-    left, whole = (
-        np.mean(np.concatenate([*map(np.array, had[key])])) for key in (name, f"all {name}")
+    part_of_it = np.mean(np.concatenate(list(map(np.array, had[name]))))
+    all_of_it = np.mean(np.concatenate(list(map(np.array, had[f"all {name}"]))))
+    return f"{part_of_it:.3g} of {all_of_it:.3g} {SPENT[name]}"
+
+
+# --- does the harm last? ---
+
+
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard error."""
+    error = None
+    if len(values) > 1:
+        error = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return {"mean": float(np.mean(values)), "error": error}
+
+
+def lasting(lost: Lost, idle: Sequence[int] = ()) -> list[int]:
+    """The windows, from 1, whose harm is beyond chance; `idle` ones left out nothing."""
+    return [window for window in _above(lost, CERTAIN, 3.17, idle) if not _agree(lost[window - 1])]
+
+
+def verdict(lost: Lost, number: int, idle: Sequence[int] = (), unit: str = "") -> str:
+    """What is known about a deficit in windows of `number`.
+
+    Those that had no less of `unit` are not judged.
+    """
+    seeds = len(lost[0])
+    judged = [values for window, values in enumerate(lost, 1) if window not in idle]
+
+    # --- what is not judged ---
+    none = f"had no fewer {unit} than without a deficit"
+    after = ""
+    if idle:
+        verb = "are" if len(idle) > 1 else "is"
+        after = f"; {_listed(idle)} {none}, and {verb} not judged"
+    if not judged:
+        return f"undecided; no window counts, since each {none}"
+    if not any(map(any, judged)):
+        return f"undecided; it changed no score at all: look whether the runs learn{after}"
+    if seeds < 2:
+        return (
+            "undecided; one seed does not show which differences are chance; "
+            f"use --seeds {ENOUGH} or more{after}"
+        )
+
+    # --- what lasts ---
+    doubtful = _above(lost, LIKELY, 2.0 if seeds < ENOUGH else 2.23, idle)
+    harmful = lasting(lost, idle)
+    if harmful:
+        undecided = [window for window in doubtful if window not in harmful]
+        rest = f"; {_listed(undecided)} undecided" if undecided else ""
+        return (
+            f"harm done in {_listed(harmful)} of {number} lasts "
+            f"(99 % interval above zero){rest}{after}"
+        )
+
+    # --- what may last ---
+    if seeds < ENOUGH or doubtful:
+        where = f" ({_listed(doubtful)})" if doubtful else ""
+        more = ENOUGH if seeds < ENOUGH else 2 * seeds
+        return (
+            f"undecided; {seeds} seeds are too few to tell harm{where} from chance; "
+            f"use --seeds {more}{after}"
+        )
+    return (
+        f"no critical period here; no harm before the final 10 % of rounds is beyond chance{after}"
     )
-    return f"{left:.3g} of {whole:.3g} {SPENT[name]}"
+
+
+def _above(
+    lost: Lost, bounds: Mapping[int, float], otherwise: float, idle: Sequence[int]
+) -> list[int]:
+    """The windows, from 1, whose mean is more than so many standard errors above zero."""
+    above = []
+    for window, values in enumerate(lost, 1):
+        if window in idle or len(values) < 2:
+            continue
+        harm = spread(values)
+        assert harm["mean"] is not None
+        assert harm["error"] is not None
+        if harm["mean"] > bounds.get(len(values), otherwise) * harm["error"]:
+            above.append(window)
+    return above
+
+
+def _agree(values: Sequence[float]) -> bool:
+    """Whether a few seeds lost the same, as with few test samples: it says nothing about chance."""
+    return len(values) < SIGNS and bool(np.ptp(values) < 1e-9 * max(map(abs, values)))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return f"window{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -1,5 +1,4 @@
-"""Recorded runs that train together: on one batched engine side by side, on any other one after
-another.
+"""Recorded runs that train together: side by side on a batched engine, in turn on any other.
 
 Runs are added at any time, also while others train. `advance` does a piece of work and yields the
 runs that ended in it, each with its summary or with the error that stopped it.
@@ -67,7 +66,8 @@ class Together:
     """Runs on one batched engine: the clients of all of them share one queue for its slots."""
 
     def __init__(self, engine: Batched, command: str = "") -> None:
-        self.engine, self.command = engine, command
+        self.engine = engine
+        self.command = command
         self.waiting: list[Pending] = []
         self.active: dict[Pending, experiment.RecordedRun] = {}
         self._training: dict[Ticket, Pending] = {}
@@ -80,8 +80,9 @@ class Together:
         self.waiting.append(run)
 
     def advance(self) -> Iterator[tuple[Pending, Outcome]]:
-        """Begin the runs that fit, and train until one cohort is complete. An error of the engine's
-        own is raised.
+        """Begin the runs that fit, and train until one cohort is complete.
+
+        An error of the engine's own is raised.
         """
         for run in starting(self.waiting, list(self.active), self.engine.room):
             self.waiting.remove(run)
@@ -101,9 +102,8 @@ class Together:
                     self.active[run] = run.open(
                         SharedEngine(self.engine, run.ready.task), self.command
                     )
-                briefs = (
-                    next(self.active[run]) if reports is None else self.active[run].send(reports)
-                )
+                recorded = self.active[run]
+                briefs = next(recorded) if reports is None else recorded.send(reports)
                 self._training[self.engine.submit(run.ready.task, briefs)] = run
         except StopIteration as end:
             del self.active[run]
@@ -125,7 +125,8 @@ class InTurn:
     """Runs one after another, each on an engine of its own."""
 
     def __init__(self, build: Callable[[Pending], Engine], command: str = "") -> None:
-        self.build, self.command = build, command
+        self.build = build
+        self.command = command
         self.waiting: list[Pending] = []
         self._now: tuple[Pending, Engine, experiment.RecordedRun, Briefs] | None = None
 
@@ -139,7 +140,9 @@ class InTurn:
     @property
     def active(self) -> list[Pending]:
         """The run that trains."""
-        return [self._now[0]] if self._now else []
+        if self._now is None:
+            return []
+        return [self._now[0]]
 
     def advance(self) -> Iterator[tuple[Pending, Outcome]]:
         """Train one round."""
@@ -172,9 +175,7 @@ class InTurn:
 
 
 def starting(waiting: Sequence[Pending], active: Sequence[Pending], room: int) -> list[Pending]:
-    """Which runs to begin in addition to the active ones, so that their largest cohorts fit; one
-    run always does.
-    """
+    """Which runs to begin beside the active ones: those whose largest cohorts fit, at least one."""
     chosen: list[Pending] = []
     taken = sum(run.ready.largest for run in active)
     for run in waiting:

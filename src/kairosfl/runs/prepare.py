@@ -1,8 +1,8 @@
 """One door: from a configuration to what a run needs.
 
-Whatever runs a configuration comes through here: `prepare` gives the task, the setup, the engine and
-what is recorded about the run, and nothing behind it sees the configuration again. Where several
-runs share an engine, `ready` stops before it is built.
+Whatever runs a configuration comes through here: `prepare` gives the task, the setup, the engine
+and what is recorded about the run, and nothing behind it sees the configuration again. Where
+several runs share an engine, `ready` stops before it is built.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class Ready:
 
     def build(self, cohorts: Sequence[int] = ()) -> Engine:
         """Its engine; `cohorts` are the largest ones of all runs that will share it."""
-        return build_engine(self.about.run, self.task, cohorts or (self.largest,), self.because)
+        if not cohorts:
+            cohorts = (self.largest,)
+        return build_engine(self.about.run, self.task, cohorts, self.because)
 
     def on(self, engine: Engine) -> Prepared:
         """The run on an engine that exists."""
@@ -126,8 +128,9 @@ class Ready:
 
 @dataclass(eq=False)
 class Shared:
-    """What runs of one sweep or search need not make twice: equal samples are one object, so that
-    their runs can share an engine, too.
+    """What runs of one sweep or search need not make twice.
+
+    Equal samples are one object, so that their runs can share an engine, too.
     """
 
     _samples: WeakValueDictionary[str, Samples] = field(default_factory=WeakValueDictionary)
@@ -170,18 +173,24 @@ def prepare(config: RunConfig, task: Task | None = None, engine: Engine | None =
 
 
 def ready(config: RunConfig, task: Task, because: str = "") -> Ready:
-    """A run of this configuration whose engine is not built yet; `because` is why its engine was
-    chosen, where that was done before.
+    """A run of this configuration whose engine is not built yet.
+
+    `because` is why its engine was chosen, where that was done before.
     """
     check_fit(config, task)
     execution, chosen = resolve_engine(config.run, config.train, task)
     resolved = replace(config, run=execution)
+    if chosen:
+        because = chosen
+    kind = ""
+    if execution.engine == "batched":
+        kind = _kind(resolved, task)
     return Ready(
         task=task,
         setup=setup_of(config, task),
         about=about_of(resolved, task),
-        because=chosen or because,
-        kind=_kind(resolved, task) if execution.engine == "batched" else "",
+        because=because,
+        kind=kind,
     )
 
 
@@ -228,7 +237,9 @@ def _load(name: str, validation: float, normalise: bool, options: str) -> DataSe
     dataset = data.load(name, **json.loads(options))
     if not normalise:
         dataset = replace(dataset, mean=(), std=())
-    return held_out(dataset, validation) if validation else dataset
+    if validation:
+        return held_out(dataset, validation)
+    return dataset
 
 
 def build_task(config: RunConfig, client: int | None = None, shared: Shared | None = None) -> Task:
@@ -324,11 +335,11 @@ def _kind(config: RunConfig, task: Task) -> str:
     # With noise, the samples of the clients differ.
     noised = (data, partition_seed(config)) if data.noise else ()
     samples = (data.name, data.options, data.augmentation(), data.validation, data.normalise)
-    alike: list[Any] = [*samples, noised, config.model, engine, task.base_hash]
-    alike.append(sorted(task.own_names))
+    common: list[Any] = [*samples, noised, config.model, engine, task.base_hash]
+    common.append(sorted(task.own_names))
     if config.task.file:
-        alike += [config.task, *_identity(task)]
-    return repr(alike)
+        common += [config.task, *_identity(task)]
+    return repr(common)
 
 
 def _identity(task: Task) -> tuple[Any, ...]:
@@ -350,10 +361,10 @@ def _measures_clients(config: RunConfig, task: Task, *, last: bool) -> bool:
     held = bool(task.clients.sizes.any())
     if held and setup_of(config, task).personal:
         return True
-    asked = config.run.client_accuracy
-    if asked == "auto":
+    setting = config.run.client_accuracy
+    if setting == "auto":
         return last and _is_cheap(config, task)
-    return bool(asked)
+    return bool(setting)
 
 
 def _is_cheap(config: RunConfig, task: Task) -> bool:
@@ -381,15 +392,15 @@ def within_memory() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise UserError(
             "The GPU ran out of memory: stop other programs that use it, or set run.slots, the "
-            "clients trained at the same time, in the run's config.toml; then `kairosfl resume`, or "
-            "the same sweep again, continues from the last checkpoint."
+            "clients trained at the same time, in the run's config.toml; then `kairosfl resume`, "
+            "or the same sweep again, continues from the last checkpoint."
         ) from error
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" not in str(error):
             raise
         size = re.search(r"allocate (\d+) bytes", str(error))
-        asked = f" ({int(size[1]) / 1e9:,.1f} GB were asked for at once)" if size else ""
+        amount = f" ({int(size[1]) / 1e9:,.1f} GB were asked for at once)" if size else ""
         raise UserError(
-            f"The memory of this machine is too small{asked}: choose a smaller model or less data, "
+            f"The memory of this machine is too small{amount}: choose a smaller model or less data, "
             "or set run.slots, the clients trained at the same time."
         ) from error

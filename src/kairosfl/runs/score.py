@@ -1,6 +1,4 @@
-"""The metric that runs are judged by: its name in words, which values are better, and how they are
-shown.
-"""
+"""The metric that runs are judged by: its name in words, which values are better, its digits."""
 
 from __future__ import annotations
 
@@ -14,14 +12,11 @@ from numpy.typing import NDArray
 
 from kairosfl.errors import UserError
 from kairosfl.tasks.kinds import KINDS
+from kairosfl.tasks.metrics import Metric
 
-_WORDS = {
-    **{
-        name: name.upper()
-        for name in ("rmse", "mse", "mae", "mape", "auc", "auroc", "f1", "bleu", "cer", "wer")
-    },
-    **{"r2": "R²", "iou": "IoU", "miou": "mIoU", "map": "mAP"},
-}
+_UPPER = ("rmse", "mse", "mae", "mape", "auc", "auroc", "f1", "bleu", "cer", "wer")
+_WORDS = dict(zip(_UPPER, map(str.upper, _UPPER), strict=True))
+_WORDS |= {"r2": "R²", "iou": "IoU", "miou": "mIoU", "map": "mAP"}
 _SPELLED = "AEFHILMNORSX"  # letters whose names begin with a vowel
 
 
@@ -46,7 +41,8 @@ class Score:
     @property
     def with_article(self) -> str:
         """`an accuracy`, `an RMSE`, `a perplexity`."""
-        return f"{'an' if self.words[0] in 'aeiou' + _SPELLED else 'a'} {self.words}"
+        article = "an" if self.words[0] in f"aeiou{_SPELLED}" else "a"
+        return f"{article} {self.words}"
 
     @property
     def stated(self) -> str:
@@ -89,13 +85,13 @@ class Score:
         return f"{self.name}_quantiles"
 
     def digits(self, size: float) -> int:
-        """How many decimals a value of this size is shown with: two in per cent, else four
-        significant digits.
-        """
+        """How many decimals a value of this size has: two in per cent, else four digits in all."""
         if self.percent or not size or not math.isfinite(size):
             return 2
-        before = math.floor(math.log10(abs(size)))  # the point, from 1e9 on in scientific notation
-        return 3 if before >= 9 else min(max(3 - before, 0), 12)
+        before = math.floor(math.log10(abs(size)))  # the point
+        if before >= 9:  # in scientific notation
+            return 3
+        return min(max(3 - before, 0), 12)
 
     def shown(self, value: float) -> str:
         """A value as short as possible, with its unit."""
@@ -103,55 +99,74 @@ class Score:
 
     def measured(self, value: float | None) -> str:
         """A measured value with its digits; a dash if there is none."""
-        return "–" if value is None else f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+        if value is None:
+            return "–"
+        if self.percent:
+            return f"{100 * value:.2f} %"
+        return f"{value:.4g}"
 
     def reached(self, values: NDArray[np.float64], target: float) -> NDArray[np.bool_]:
         """Which values are at least as good as the target."""
-        return values >= target if self.higher else values <= target
+        if self.higher:
+            return values >= target
+        return values <= target
 
     def rounded(self, value: float) -> float:
-        """The nearest short number that is not better: a whole per cent, or two significant digits."""
-        size = abs(value)
-        per = 100.0 if self.percent else 10.0 ** (1 - math.floor(math.log10(size))) if size else 1.0
+        """The nearest short number that is not better: a whole per cent, or two digits."""
+        per = 1.0
+        if self.percent:
+            per = 100.0
+        elif value:
+            per = 10.0 ** (1 - math.floor(math.log10(abs(value))))
         return self.sign * math.floor(per * self.sign * value + 1e-9) / per
 
     def check(self, value: float) -> None:
         """Refuse a target that is not a value of it."""
         if self.percent and not 0 < value <= 1:
             raise UserError(
-                f"target = {value:g} is not {self.with_article}; give a fraction, such as 0.6 for 60 %."
+                f"target = {value:g} is not {self.with_article}; give a fraction, such as 0.6 for "
+                "60 %."
             )
         if not math.isfinite(value):
             raise UserError(f"target = {value:g} is not {self.with_article}; give a finite number.")
 
 
 def usual(name: str) -> Score:
-    """A metric of which only the name is known; if no kind of task has it, higher is assumed to be
-    better.
-    """
-    known = {own: metric for kind in KINDS.values() for own, metric in kind.metrics.items()}
-    if name in known:
-        return Score(name, known[name].better == "higher", known[name].percent)
+    """A metric by its name; if no kind of task has it, higher is assumed to be better."""
+    metrics: dict[str, Metric] = {}
+    for kind in KINDS.values():
+        metrics |= kind.metrics
+    if name in metrics:
+        return Score(name, metrics[name].better == "higher", metrics[name].percent)
     return Score(name, higher=name != "loss")
 
 
 def scores(about: Mapping[str, Any], named: object = None) -> tuple[Score, ...]:
-    """The metrics in run.json, the main one first; if there are none, the one that metrics.jsonl
-    names or accuracy.
+    """The metrics in run.json, the main one first.
+
+    If there are none, it is the one that metrics.jsonl names, or accuracy.
     """
-    known = about.get("metrics")
-    if not known or not is_metrics(known):
-        return (usual(named if isinstance(named, str) and named else "accuracy"),)
-    return tuple(Score(each["name"], each["better"] == "higher", each["percent"]) for each in known)
+    metrics = about.get("metrics")
+    if not metrics or not is_metrics(metrics):
+        name = named if isinstance(named, str) and named else "accuracy"
+        return (usual(name),)
+    every = []
+    for metric in metrics:
+        every.append(Score(metric["name"], metric["better"] == "higher", metric["percent"]))
+    return tuple(every)
 
 
 def is_metrics(value: Any) -> bool:
     """Whether it is what run.json says about the metrics of a run."""
-    return isinstance(value, list) and all(
-        isinstance(each, dict)
-        and isinstance(each.get("name"), str)
-        and each["name"].isidentifier()
-        and each.get("better") in ("higher", "lower")
-        and isinstance(each.get("percent"), bool)
-        for each in value
+    return isinstance(value, list) and all(map(_is_metric, value))
+
+
+def _is_metric(entry: Any) -> bool:
+    """Whether it is what run.json says about one metric."""
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and entry["name"].isidentifier()
+        and entry.get("better") in ("higher", "lower")
+        and isinstance(entry.get("percent"), bool)
     )

@@ -49,16 +49,21 @@ def expand(tables: Mapping[str, Any]) -> list[Member]:
     named: dict[str, int] = {}  # name without a number -> how many have it
     twins: dict[str, str] = {}  # configuration -> the name of its run
     for settings, combination in combinations(tables):
-        name = "-".join(_short(key, value) for key, value in settings.items())[:LONGEST] or "run"
+        name = "-".join(map(_short, settings, settings.values()))[:LONGEST]
+        if not name:
+            name = "run"
         config = resolve(combination)
         key = repr(config)
         if key in twins:
             raise UserError(
-                f"[sweep] asks twice for the same run, as {twins[key]!r} and as {name!r}; leave one out."
+                f"[sweep] asks twice for the same run, as {twins[key]!r} and as {name!r}; leave "
+                "one out."
             )
         twins[key] = name
-        named[name] = number = named.get(name, 0) + 1
-        members.append(Member(name if number == 1 else f"{name}~{number}", settings, config))
+        named[name] = named.get(name, 0) + 1
+        if named[name] > 1:
+            name = f"{name}~{named[name]}"
+        members.append(Member(name, settings, config))
     return members
 
 
@@ -91,16 +96,23 @@ def sweep(
 def _run_members(
     members: list[Member], out: Path, command: str, watch: Watch | None, say: Say, guard: Lock
 ) -> dict[str, Any]:
-    listed = [{"name": m.name, "path": m.name, "settings": dict(m.settings)} for m in members]
+    # --- what there is ---
+    listed = []
+    for member in members:
+        entry = {"name": member.name, "path": member.name, "settings": dict(member.settings)}
+        listed.append(entry)
     write_json(out / "sweep.json", {"runs": listed})
+    listeners = {}
+    if watch:
+        for member in members:
+            done = Folder(out / member.name).rounds_done()
+            listeners[member.name] = watch(member.name, 0 if done is None else done)
+
+    # --- alone, or put aside to train together ---
     say = cache(say)  # the same line once
     summaries: dict[str, Any] = {}
     failed: dict[str, str] = {}
     together: dict[str, list[Pending]] = {}
-    done = {member.name: Folder(out / member.name).rounds_done() or 0 for member in members}
-    listeners = {}
-    if watch:
-        listeners = {name: watch(name, rounds) for name, rounds in done.items()}
     shared = Shared()
     writing = Writing()
     for member in members:
@@ -126,6 +138,8 @@ def _run_members(
             raise
         except UserError as error:
             failed[member.name] = str(error)
+
+    # --- together ---
     for group in together.values():
         summaries |= _share(group, command, failed, say)
     if failed:
@@ -136,12 +150,14 @@ def _run_members(
 
 def _unchanged(member: Member, folder: Folder) -> None:
     """Refuse a run that was begun with other settings than the sweep asks for now."""
-    then, now = (flatten(tables(config)) for config in (folder.config(), member.config))
-    for key in now:  # of [run], only the detector matters
-        if (key == "run.detector" or not key.startswith("run.")) and then.get(key) != now[key]:
+    then = flatten(tables(folder.config()))
+    now = flatten(tables(member.config))
+    for key, value in now.items():
+        matters = key == "run.detector" or not key.startswith("run.")
+        if matters and then.get(key) != value:
             raise UserError(
-                f"{folder.path} was begun with {key} = {then.get(key)!r}, but the sweep now has {now[key]!r}; give "
-                "another --out, or restore the old value."
+                f"{folder.path} was begun with {key} = {then.get(key)!r}, but the sweep now has "
+                f"{value!r}; give another --out, or restore the old value."
             )
 
 
@@ -176,4 +192,6 @@ def _share(group: list[Pending], command: str, failed: dict[str, str], say: Say)
 def _short(key: str, value: Any) -> str:
     """A piece of a folder name: `scaffold`, `seed0`, `alpha0.1`."""
     text = re.sub(r"[^A-Za-z0-9.+_]+", "_", str(value).replace(" ", "")).strip("_")[:60]
-    return text if key == "algorithm" else key.rpartition(".")[2] + text
+    if key == "algorithm":
+        return text
+    return key.rpartition(".")[2] + text

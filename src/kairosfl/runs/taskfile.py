@@ -1,6 +1,4 @@
-"""Task files: a Python function that makes the task of a run, named by `[task]` of its
-configuration.
-"""
+"""Task files: a Python function that makes the task of a run, named by `[task]`."""
 
 from __future__ import annotations
 
@@ -36,11 +34,9 @@ Function = Callable[..., Any]
 Divide = Callable[[RunConfig, DataSet], Population]
 Once = Callable[[DataSet], DataSet]
 OF_TASK = ("model", "clients", "loss", "metrics", "own")
-OF_DATA = {*inspect.signature(from_any).parameters, *(each.name for each in fields(DataSet))} - {
-    "fields"
-}
-KEYS = sorted({*OF_TASK, *OF_DATA})  # of a dict that a function returns
-SETTINGS = tuple(each.name for each in fields(Data) if each.name not in ("name", "options"))
+OF_DATA = {*inspect.signature(from_any).parameters, *(field.name for field in fields(DataSet))}
+KEYS = sorted({*OF_TASK, *OF_DATA} - {"fields"})  # of a dict that a function returns
+SETTINGS = tuple(field.name for field in fields(Data) if field.name not in ("name", "options"))
 PREPARING = ("normalise", "noise")  # built-in data
 DEALING = ("partition", *partitions.SETTINGS)
 FORMS = "a Task, a tuple (model, train, test) or a dict of simulate's arguments"
@@ -58,18 +54,17 @@ def build(config: RunConfig, divide: Divide, once: Once, client: int | None = No
     path = source(config.task.file)
     if path is not None and not path.is_file():
         raise UserError(
-            f"task.file = {str(path)!r} does not exist; give the path of a Python file, or a module's name."
+            f"task.file = {str(path)!r} does not exist; give the path of a Python file, or a "
+            "module's name."
         )
-    key = (
-        hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-        if path is not None
-        else ""
-    )
+    key = ""
+    if path is not None:
+        key = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     function = _function(config.task.file, config.task.function, key)
-    asked = json.dumps(_arguments(config, function, client), sort_keys=True, default=str)
-    made = _make(config.task.file, config.task.function, key, asked, config.seed)
-    _check_unused(config, function, made)
-    task = made if isinstance(made, Task) else _task(config, made, divide)
+    arguments = json.dumps(_arguments(config, function, client), sort_keys=True, default=str)
+    returned = _make(config.task.file, config.task.function, key, arguments, config.seed)
+    _check_unused(config, function, returned)
+    task = returned if isinstance(returned, Task) else _task(config, returned, divide)
     dataset = once(hashed(task.dataset))
     if path is not None:
         dataset = replace(dataset, hashes={**dataset.hashes, path.name: key})
@@ -81,7 +76,9 @@ def build(config: RunConfig, divide: Divide, once: Once, client: int | None = No
 
 def source(file: str) -> Path | None:
     """The file of `task.file`; None for a module that is imported by name."""
-    return Path(file) if file.endswith(".py") else None
+    if file.endswith(".py"):
+        return Path(file)
+    return None
 
 
 @lru_cache(maxsize=8)
@@ -91,11 +88,10 @@ def _function(file: str, name: str, key: str) -> Function:
         module = _imported(file, key)
     function = getattr(module, name, None)
     if function is None or not callable(function):
-        own = [
-            each
-            for each, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
-        ]
+        own = []
+        for member, entry in vars(module).items():
+            if inspect.isfunction(entry) and entry.__module__ == module.__name__:
+                own.append(member)
         hint = nearest(name, own) if own else "it defines none"
         raise UserError(f"task.function = {name!r} is not in {file}; {hint}")
     return function  # type: ignore[no-any-return]
@@ -150,15 +146,17 @@ def explained(file: str, doing: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name and (error.name == file or file.startswith(f"{error.name}.")):
             raise UserError(
-                f"task.file = {file!r} cannot be imported; give a module's name or the path of a file."
+                f"task.file = {file!r} cannot be imported; give a module's name or the path of a "
+                "file."
             ) from error
         raise UserError(
             f"{_where(error, file)}: {error}, while {doing}; install it, or correct the name."
         ) from error
     except BaseException as error:  # also SystemExit, and what is the user's own
-        said = str(error).strip().splitlines() or [""]
-        kind = type(error).__name__
-        text = f"{kind}: {said[0]}" if said[0] else kind
+        text = type(error).__name__
+        lines = str(error).strip().splitlines()
+        if lines and lines[0]:
+            text += f": {lines[0]}"
         raise UserError(
             f"{_where(error, file)}: {text}, while {doing}; --verbose shows the traceback."
         ) from error
@@ -171,85 +169,73 @@ def _where(error: BaseException, file: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if frame.filename == file or Path(frame.filename).stem == file.rpartition(".")[2]
-    ]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}"
+    module = file.rpartition(".")[2]
+    last = frames[-1]
+    for frame in frames:
+        if frame.filename == file or Path(frame.filename).stem == module:
+            last = frame
+    return f"{last.filename}, line {last.lineno}"
 
 
 def _arguments(config: RunConfig, function: Function, client: int | None) -> dict[str, Any]:
     """Options, and those settings of the run that the function takes by name."""
     parameters = inspect.signature(function).parameters
-    more = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     name = f"{config.task.function}() in {config.task.file}"
     for option in config.task.options:
-        if option not in parameters and not more:
+        if option not in parameters and not takes_any:
             hint = nearest(option, parameters) if parameters else "it takes none"
             raise UserError(f"task.options.{option} is not an argument of {name}; {hint}")
-    settings = {"seed": config.seed, "client": client} | {
-        key: getattr(config.data, key) for key in SETTINGS
-    }
+
+    # --- settings of the run ---
+    settings: dict[str, Any] = {"seed": config.seed, "client": client}
+    for key in SETTINGS:
+        settings[key] = getattr(config.data, key)
     if not config.data.clients:
-        del settings["clients"]  # not given
-    if (
-        client is None
-        and "client" in parameters
-        and parameters["client"].default is not inspect.Parameter.empty
-    ):
+        del settings["clients"]  # not set
+    if client is None and "client" in parameters and _is_optional(parameters["client"]):
         del settings["client"]
-    asked = {key: value for key, value in settings.items() if key in parameters} | dict(
-        config.task.options
-    )
+
+    arguments = {key: setting for key, setting in settings.items() if key in parameters}
+    arguments |= config.task.options
     for key, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY,
-        )
-        if required and key not in asked:
+        by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if by_name and not _is_optional(parameter) and key not in arguments:
             raise UserError(f"task.options.{key} is missing; {name} needs it.")
-    return asked
+    return arguments
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    """Whether an argument has a default."""
+    return parameter.default is not parameter.empty
 
 
 @lru_cache(maxsize=16)
 def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | dict[str, Any]:
-    """What the function returns; torch draws by the seed of the run, and by nothing that came
-    before.
-    """
+    """What the function returns; torch draws by the seed of the run, and by nothing before it."""
     path = source(file)
-    place = path.parent if path is not None else Path.cwd()
+    place = Path.cwd() if path is None else path.parent
     with (
         torch.random.fork_rng(devices=[]),
         explained(file, f"calling {name}()"),
         _importable(place),
     ):
         torch.default_generator.manual_seed(seed)
-        made = _function(file, name, key)(**json.loads(arguments))
-    if isinstance(made, Task):
-        return made
-    given = (
-        dict(zip(("model", "train", "test"), made, strict=False))
-        if isinstance(made, tuple)
-        else made
-    )
-    good = (
-        isinstance(given, Mapping)
-        and isinstance(given.get("model"), nn.Module)
-        and "train" in given
-    )
-    if not good or (isinstance(made, tuple) and len(made) > 3):
-        raise UserError(f"{name}() in {file} returned {_returned(made)}; return {FORMS}.")
-    given = dict(given)
-    for key in given:
+        returned = _function(file, name, key)(**json.loads(arguments))
+    if isinstance(returned, Task):
+        return returned
+    entries = _entries(returned)
+    if entries is None:
+        raise UserError(f"{name}() in {file} returned {_returned(returned)}; return {FORMS}.")
+    for key in entries:
         if key not in KEYS:
             raise UserError(
-                f"{name}() in {file} returned a dict with the key {key!r}; {nearest(str(key), KEYS)}"
+                f"{name}() in {file} returned a dict with the key {key!r}; "
+                f"{nearest(str(key), KEYS)}"
             )
-    others = {key: given.pop(key) for key in OF_TASK if key in given}
+    others = {key: entries.pop(key) for key in OF_TASK if key in entries}
     try:
-        dataset = from_any(given.pop("train"), given.pop("test", None), **given)
+        dataset = from_any(entries.pop("train"), entries.pop("test", None), **entries)
     except TypeError as error:
         raise UserError(
             f"{name}() in {file} returned a dict that makes no task: {error}."
@@ -257,37 +243,55 @@ def _make(file: str, name: str, key: str, arguments: str, seed: int) -> Task | d
     return {**others, "dataset": dataset}
 
 
-def _returned(made: Any) -> str:
+def _entries(returned: Any) -> dict[str, Any] | None:
+    """A tuple or dict that a function returned, as a dict; None if it makes no task."""
+    if isinstance(returned, tuple) and len(returned) > 3:
+        return None
+    if isinstance(returned, tuple):
+        returned = dict(zip(("model", "train", "test"), returned, strict=False))
+    if not isinstance(returned, Mapping):
+        return None
+    if not isinstance(returned.get("model"), nn.Module) or "train" not in returned:
+        return None
+    return dict(returned)
+
+
+def _returned(returned: Any) -> str:
     """What a function returned that is of no use."""
-    if isinstance(made, tuple) and len(made) in (2, 3):
-        return f"a tuple whose first item is {_kind(made[0])}, not a torch.nn.Module"
-    if isinstance(made, tuple):
-        return f"a tuple of {len(made)}"
-    if isinstance(made, Mapping) and "model" not in made:
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        return f"a tuple whose first item is {_kind(returned[0])}, not a torch.nn.Module"
+    if isinstance(returned, tuple):
+        return f"a tuple of {len(returned)}"
+    if isinstance(returned, Mapping) and "model" not in returned:
         return "a dict without 'model'"
-    if isinstance(made, Mapping) and not isinstance(made["model"], nn.Module):
-        return f"a dict whose 'model' is {_kind(made['model'])}, not a torch.nn.Module"
-    if isinstance(made, Mapping):
+    if isinstance(returned, Mapping) and not isinstance(returned["model"], nn.Module):
+        return f"a dict whose 'model' is {_kind(returned['model'])}, not a torch.nn.Module"
+    if isinstance(returned, Mapping):
         return "a dict without 'train'"
-    return _kind(made)
+    return _kind(returned)
 
 
-def _kind(made: Any) -> str:
+def _kind(returned: Any) -> str:
     """What kind of thing a value is."""
-    if made is None:
+    if returned is None:
         return "None"
-    name = type(made).__name__
+    name = type(returned).__name__
     article = "an" if name[0] in "AEIOUaeiou" else "a"
     return f"{article} {name}"
 
 
-def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
-    """A task from the model and the data; without clients, [data] says how the samples are divided."""
-    given = dict(made)
-    model, dataset, clients = given.pop("model"), given.pop("dataset"), given.pop("clients", None)
+def _task(config: RunConfig, returned: Mapping[str, Any], divide: Divide) -> Task:
+    """A task from the model and the data; without clients, [data] says how to divide samples."""
+    others = dict(returned)
+    model = others.pop("model")
+    dataset = others.pop("dataset")
+    clients = others.pop("clients", None)
     if clients is None:
-        dataset = held_out(dataset, config.data.validation) if config.data.validation else dataset
-        data = replace(config.data, clients=config.data.clients or Data.clients)
+        if config.data.validation:
+            dataset = held_out(dataset, config.data.validation)
+        data = config.data
+        if not data.clients:
+            data = replace(data, clients=Data.clients)
         if dataset.keys is not None:
             data = replace(config.data, partition="natural", minimum=1)
         elif dataset.labels_of_train is None and data.partition == Data.partition:
@@ -295,41 +299,45 @@ def _task(config: RunConfig, made: Mapping[str, Any], divide: Divide) -> Task:
         clients = divide(replace(config, data=data), dataset)
     elif not isinstance(clients, Population):
         clients = Population.from_lists(clients)
-    return Task(model, dataset, clients, augment=config.data.augmentation(), **given)
+    return Task(model, dataset, clients, augment=config.data.augmentation(), **others)
 
 
 def _own(config: RunConfig, task: Task) -> tuple[str, ...]:
     """Which parameters never leave a client: as [model] says, or the task itself."""
-    asked, stated = config.model.own, tuple(task.own)
-    if asked and stated and asked != stated:
+    configured = config.model.own
+    stated = tuple(task.own)
+    if configured and stated and configured != stated:
         raise UserError(
-            f"model.own = {list(asked)} contradicts {config.task.function}() in "
+            f"model.own = {list(configured)} contradicts {config.task.function}() in "
             f"{config.task.file}, whose task has own = {list(stated)}; leave one of them out."
         )
-    return asked or stated
+    return configured if configured else stated
 
 
-def _check_unused(config: RunConfig, function: Function, made: Task | Mapping[str, Any]) -> None:
-    """Refuse settings of [data] that would have no effect, such as those that deal samples which
-    have their clients.
-    """
-    if isinstance(made, Task):
-        unused, what = SETTINGS, "a Task with its clients"
-    elif made.get("clients") is not None:
-        unused, what = (
-            (*PREPARING, *DEALING, "clients", "validation", "partition_seed"),
-            "data with its clients",
-        )
-    elif made["dataset"].keys is not None:
-        unused, what = (*PREPARING, *DEALING), "data with its clients"
-    else:
-        unused, what = PREPARING, "data of its own"
+def _check_unused(
+    config: RunConfig, function: Function, returned: Task | Mapping[str, Any]
+) -> None:
+    """Refuse settings of [data] without effect, as those that deal samples which have clients."""
+    what = "data with its clients"
+    unused: tuple[str, ...] = (*PREPARING, *DEALING)
+    if isinstance(returned, Task):
+        what = "a Task with its clients"
+        unused = SETTINGS
+    elif returned.get("clients") is not None:
+        unused += ("clients", "validation", "partition_seed")
+    elif returned["dataset"].keys is None:
+        what = "data of its own"
+        unused = PREPARING
+
     parameters = inspect.signature(function).parameters
+    defaults = Data(clients=0)
     for key in unused:
-        value = getattr(config.data, key)
-        natural = (key, value) == ("partition", "natural") and not isinstance(made, Task)
-        if value != getattr(Data(clients=0), key) and key not in parameters and not natural:
-            raise UserError(
-                f"data.{key} = {value!r} has no effect: {config.task.function}() in {config.task.file} returns {what}; "
-                f"give it an argument {key!r}, or leave the key out."
-            )
+        setting = getattr(config.data, key)
+        if setting == getattr(defaults, key) or key in parameters:
+            continue
+        if key == "partition" and setting == "natural" and not isinstance(returned, Task):
+            continue
+        raise UserError(
+            f"data.{key} = {setting!r} has no effect: {config.task.function}() in "
+            f"{config.task.file} returns {what}; give it an argument {key!r}, or leave the key out."
+        )

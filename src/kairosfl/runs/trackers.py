@@ -45,38 +45,35 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run on the tracking server that MLflow's own settings name; other runs may be open at the
-    same time.
-    """
+    """A run on the tracking server that MLflow's own settings name, beside other open runs."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], done: int) -> None:
         self.library = library("mlflow")
-        known = folder / "mlflow-run-id.txt"  # a resumed run keeps its identity
+        id_file = folder / "mlflow-run-id.txt"  # a resumed run keeps its identity
         with self._explained():
             self.client = self.library.MlflowClient()
-            if known.is_file():
-                self.id = known.read_text().strip()
+            if id_file.is_file():
+                self.id = id_file.read_text().strip()
                 self.client.update_run(self.id, status="RUNNING")
                 return
             self.id = self.client.create_run(self._experiment(), run_name=folder.name).info.run_id
-            write(known, self.id)
-            params = [
-                self.library.entities.Param(name, str(value)) for name, value in settings.items()
-            ]
+            write(id_file, self.id)
+            params = []
+            for name, setting in settings.items():
+                params.append(self.library.entities.Param(name, str(setting)))
             self.client.log_batch(self.id, params=params)
 
     def __call__(self, row: dict[str, Any]) -> None:
         now = int(time.time() * 1000)
-        values = [
-            self.library.entities.Metric(*pair, now, row["round"]) for pair in numbers(row).items()
-        ]
+        metrics = []
+        for name, number in numbers(row).items():
+            metrics.append(self.library.entities.Metric(name, number, now, row["round"]))
         with self._explained():
-            self.client.log_batch(self.id, metrics=values)
+            self.client.log_batch(self.id, metrics=metrics)
 
     def close(self) -> None:
-        with suppress(
-            self.library.MlflowException
-        ):  # the server may be gone, but the run itself has ended
+        # The server may be gone, but the run itself has ended.
+        with suppress(self.library.MlflowException):
             self.client.set_terminated(self.id)
 
     def _experiment(self) -> str:
@@ -84,8 +81,10 @@ class MLflow(Tracker):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-        found = self.client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self.client.create_experiment(name))
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment:
+            return str(experiment.experiment_id)
+        return str(self.client.create_experiment(name))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -127,8 +126,10 @@ def check(names: tuple[str, ...]) -> None:
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
     """The loggable values of a row: everything but the round and what was not measured."""
-    kept = {
-        name: value for name, value in row.items() if name not in ("round", "metric", "evaluated")
-    }
-    known = {name: value for name, value in kept.items() if value is not None}
-    return {name: float(value) for name, value in known.items() if math.isfinite(value)}
+    loggable = {}
+    for name, number in row.items():
+        if name in ("round", "metric", "evaluated") or number is None:
+            continue
+        if math.isfinite(number):
+            loggable[name] = float(number)
+    return loggable
