@@ -96,9 +96,7 @@ RULES: Registry[type[Spec]] = Registry(
 
 
 def FedAvg() -> Algorithm:
-    """No rule at all: McMahan et al., "Communication-Efficient Learning of Deep Networks", AISTATS
-    2017.
-    """
+    """No rule at all: McMahan et al., "Communication-Efficient Learning", AISTATS 2017."""
     return Algorithm()
 
 
@@ -111,41 +109,57 @@ def parse(
         text: The sum of rules; `"fedavg"` is the empty one. An entry of a list is text, or a table
             such as `{rule = "fedprox", mu = 0.01}`.
         allow: Modules that a dotted name such as `"mine.Rule"` may import; those already imported
-        need no permission.
+            need no permission.
     """
     if isinstance(text, str):
-        specs = (
-            parse_spec("rule", without_fedavg(text), RULES, _allowed(allow))
-            if without_fedavg(text)
-            else ()
-        )
-        for spec in specs:
-            if not isinstance(spec, Rule):
-                raise UserError(f"{spec.name()} is not a rule; give the name of one.")
-        return Algorithm(tuple(spec for spec in specs if isinstance(spec, Rule)))
-    whole = Algorithm()
+        return _from_text(text, allow)
+    algorithm = Algorithm()
     for entry in text:
         if isinstance(entry, str):
-            whole += parse(entry, allow=allow)
-            continue
-        options = dict(entry) if isinstance(entry, Mapping) else {}
-        name = options.pop("rule", None)
-        if not isinstance(name, str):
-            raise UserError(
-                f"algorithm: the entry {entry!r} has no rule; write {{rule = 'fedprox', ...}}."
-            )
-        if name == "fedavg" and options:
-            raise UserError(f"fedavg has no option {next(iter(options))!r}; it has none.")
-        if name != "fedavg":
-            rule = build("rule", name, options, RULES, _allowed(allow))
-            if not isinstance(rule, Rule):
-                raise UserError(f"{name} is not a rule; give the name of one.")
-            whole += rule
-    return whole
+            algorithm += _from_text(entry, allow)
+        else:
+            algorithm += _from_table(entry, allow)
+    return algorithm
+
+
+def _from_text(text: str, allow: Collection[str]) -> Algorithm:
+    """The sum of rules that a text such as `"fedprox(mu=0.01) + fedavgm"` writes."""
+    text = without_fedavg(text)
+    if not text:
+        return Algorithm()
+    rules = []
+    for spec in parse_spec("rule", text, RULES, _allowed(allow)):
+        rules.append(_rule(spec, spec.name()))
+    return Algorithm(tuple(rules))
+
+
+def _from_table(entry: Mapping[str, Any], allow: Collection[str]) -> Algorithm:
+    """The rule of a table such as `{rule = "fedprox", mu = 0.01}`."""
+    options: dict[str, Any] = {}
+    if isinstance(entry, Mapping):  # whatever else a file may hold has no rule
+        options.update(entry)
+    name = options.pop("rule", None)
+    if not isinstance(name, str):
+        raise UserError(
+            f"algorithm: the entry {entry!r} has no rule; write {{rule = 'fedprox', ...}}."
+        )
+    if name != "fedavg":
+        spec = build("rule", name, options, RULES, _allowed(allow))
+        return Algorithm((_rule(spec, name),))
+    if options:
+        raise UserError(f"fedavg has no option {next(iter(options))!r}; it has none.")
+    return Algorithm()
+
+
+def _rule(spec: Spec, name: str) -> Rule:
+    """The spec, if it is a rule."""
+    if not isinstance(spec, Rule):
+        raise UserError(f"{name} is not a rule; give the name of one.")
+    return spec
 
 
 def _allowed(allow: Collection[str]) -> Collection[str]:
-    """Also the modules of installed packages that register rules: run folders record dotted names."""
+    """Also the modules of packages that register rules, since run folders hold dotted names."""
     return (*allow, *(point.module for point in RULES.others().values()))
 
 

@@ -35,34 +35,10 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1
 # Those of the filter: coarse, because the weights are shared among them, and fast, because few are
 # fractional.
 COARSE = (
-    *(
-        1.5,
-        2,
-        2.5,
-        3,
-        3.5,
-        4,
-        4.5,
-        5,
-        5.5,
-        6,
-        7,
-        8,
-        9,
-        10,
-        11,
-        12,
-        14,
-        16,
-        18,
-        20,
-        24,
-        28,
-        32,
-        40,
-        48,
-        63,
-    ),
+    *(1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5),
+    *range(6, 12),
+    *range(12, 22, 2),
+    *(24, 28, 32, 40, 48, 63),
     *(128, 256, 512, 1024),
 )
 FAVOURED = 0.9
@@ -75,7 +51,8 @@ def library() -> Any:
         import dp_accounting.rdp
     except ImportError:
         raise UserError(
-            "privacy needs the package dp-accounting, which is not installed: pip install 'kairosfl[privacy]'."
+            "privacy needs the package dp-accounting, which is not installed: "
+            "pip install 'kairosfl[privacy]'."
         ) from None
     return dp_accounting
 
@@ -84,18 +61,18 @@ def library() -> Any:
 def _cost(rate: float, multiplier: float, orders: tuple[float, ...]) -> Floats:
     dp = library()
     accountant = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    # It warns of orders whose series does not converge, and counts them as infinite.
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(
-        logging.ERROR
-    )  # it warns of orders whose series does not converge and counts them as infinite
+    logger.setLevel(logging.ERROR)
     try:
         accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)))
     finally:
         logger.setLevel(level)
-    found: Floats = np.asarray(accountant.rdp, dtype=np.float64)
-    found.flags.writeable = False
-    return found
+
+    costs: Floats = np.asarray(accountant.rdp, dtype=np.float64)
+    costs.flags.writeable = False  # all callers share the cached one
+    return costs
 
 
 def cost(rate: float, multiplier: float) -> Floats:
@@ -104,25 +81,25 @@ def cost(rate: float, multiplier: float) -> Floats:
 
 
 def running(spent: Floats, delta: float) -> float:
-    """The ε of what has been spent, as if it had been planned in advance: dp-accounting's own
-    figure.
-    """
+    """The ε of what has been spent, by dp-accounting, as if it had been planned in advance."""
     return float(library().rdp.compute_epsilon(ORDERS, spent, delta)[0])
 
 
 def budgets(rate: float, multiplier: float, epsilon: float, delta: float) -> Floats:
-    """What every order of `ORDERS` may spend, for a run that is planned with rounds of this rate
-    and noise.
-    """
+    """What every order of `ORDERS` may spend in a run planned with this rate and this noise."""
+    # The order that pays for most of the planned rounds is favoured; the others share the rest.
     limits = _limits(epsilon, delta, FAVOURED)
     best = int(np.argmax(limits / _cost(rate, multiplier, COARSE)))
     shares = np.array([(1 - 1 / order) ** (order - 1) / order for order in COARSE])
     shares[best] = 0.0
     weights = (1 - FAVOURED) * shares / shares.sum()
     weights[best] = FAVOURED
-    found = np.full(len(ORDERS), -np.inf)
-    found[[ORDERS.index(order) for order in COARSE]] = _limits(epsilon, delta, weights)
-    return found
+
+    # An order that the filter does not have may spend nothing.
+    places = [ORDERS.index(order) for order in COARSE]
+    allowed = np.full(len(ORDERS), -np.inf)
+    allowed[places] = _limits(epsilon, delta, weights)
+    return allowed
 
 
 def _limits(epsilon: float, delta: float, weights: float | Floats) -> Floats:
@@ -134,26 +111,30 @@ def _limits(epsilon: float, delta: float, weights: float | Floats) -> Floats:
 
 
 def calibrated(rate: float, rounds: int, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier, to four digits, with which the budget pays for this many
-    rounds at this rate.
-    """
+    """The smallest noise multiplier, to four digits, with which the budget pays for the rounds."""
     limits = _limits(epsilon, delta, FAVOURED)
 
     def enough(multiplier: float) -> bool:
         return bool((rounds * _cost(rate, multiplier, COARSE) <= limits).any())
 
+    # A power of two that is enough, then one below it that is not.
     high = 1.0
     while not enough(high):
         high *= 2
         if high > 1e6:
             raise UserError(
-                f"privacy(epsilon={epsilon:g}, delta={delta:g}) is less than the account can certify for {rounds} "
-                "rounds with any noise; give a larger epsilon or delta."
+                f"privacy(epsilon={epsilon:g}, delta={delta:g}) is less than the account can "
+                f"certify for {rounds} rounds with any noise; give a larger epsilon or delta."
             )
     low = high / 2
     while enough(low):
-        low, high = low / 2, low
+        high = low
+        low = low / 2
+
     while high - low > 1e-5 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        if enough(middle):
+            high = middle
+        else:
+            low = middle
     return math.ceil(high * 1e4) / 1e4

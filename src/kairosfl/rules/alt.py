@@ -19,7 +19,7 @@ import torch
 from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Memory, Rule, State
 from kairosfl.core.run import Round
-from kairosfl.core.traits import Traits
+from kairosfl.core.traits import Reads, Traits
 from kairosfl.rules.pairs import SAID
 
 
@@ -57,11 +57,13 @@ class ALT(Rule):
         )
 
     def traits(self) -> Traits:
+        # A client's own previous model stays on the server, so it reads single clients.
         by_global = self.reference == "global"
+        reads: Reads = "direction" if by_global else "clients"
         return Traits(
             adapts=True,
             needs={"features", "similarity"},
-            reads="direction" if by_global else "clients",
+            reads=reads,
             horizon=self.threshold != "fixed",
             sums=by_global,
             late=True,
@@ -70,15 +72,15 @@ class ALT(Rule):
     def verdict(self, memory: Memory, now: Round) -> str | None:
         if memory.state["stopped"]:
             return None
-        why = (
-            ": train.epochs = 1 leaves nothing to stop"
-            if now.recipe.epochs == 1 and self.per == "epoch"
-            else ""
-        )
+        why = ""
+        if now.recipe.epochs == 1 and self.per == "epoch":
+            why = ": train.epochs = 1 leaves nothing to stop"
         return f"alt never stopped a client{why}, so this run equals one without it"
 
     def note_with(self, other: Rule) -> str | None:
-        return SAID.get((other.name(), self.name())) if self.reference == "previous" else None
+        if self.reference != "previous":
+            return None
+        return SAID.get((other.name(), self.name()))
 
     def server(self, now: Round) -> State:
         return {"stopped": torch.tensor(0)}  # clients so far that stopped early
@@ -91,15 +93,16 @@ class ALT(Rule):
     def limit(self, now: Round) -> float:
         """T(r) of this round."""
         progress = (now.number + 1) / now.rounds
-        return {
-            "up": self.a + self.b * progress,
-            "down": self.a + self.b - self.b * progress,
-            "fixed": self.a,
-        }[self.threshold]
+        if self.threshold == "up":
+            return self.a + self.b * progress
+        if self.threshold == "down":
+            return self.a + self.b - self.b * progress
+        return self.a
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        reference = None
+        reference = None  # the global model
         if memory.rows:
+            # A client without a model of its own compares with the global one, too.
             seen = memory.rows["seen"].to(briefs.start.device)
             reference = torch.where(seen[:, None], memory.rows["model"], briefs.start)
         below = torch.full((len(briefs),), self.limit(now), dtype=torch.float64)

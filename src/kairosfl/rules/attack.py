@@ -1,16 +1,21 @@
-"""Attack: a share of the clients lies about its updates. For simulations only; a deployed server
-refuses it.
+"""Attack: a share of the clients lies about its updates, in simulations only.
 
-    sign      −strength · Δ_i                         1       Li et al., "RSA", AAAI 2019
-    scaled    strength · Δ_i                          10      Bagdasaryan et al., "How to Backdoor FL", AISTATS 2020
-    random    strength · N(0, 1) in every coordinate  1       Blanchard et al., NeurIPS 2017
-    little    μ + strength · σ                        z_max   Baruch et al., "A Little Is Enough", NeurIPS 2019
-    inner     −strength · μ                           0.5     Xie et al., "Fall of Empires", UAI 2019
-    swapped   Δ_j of another liar j of the round      –       the server of FedAWARE's released code, by mistake
+    lie       what is reported                        strength by default
+    sign      −strength · Δ_i                         1
+    scaled    strength · Δ_i                          10
+    random    strength · N(0, 1) in every coordinate  1
+    little    μ + strength · σ                        z_max
+    inner     −strength · μ                           0.5
+    swapped   Δ_j of another liar j of the round      –
 
 μ and σ are the mean and the deviation of the honest updates of the round, coordinate by coordinate:
 these liars see what the honest clients send. Of m reports with f liars z_max = Φ⁻¹((m − f − s) / (m
-− f)), s = ⌊m / 2 + 1⌋ − f.
+− f)), s = ⌊m / 2 + 1⌋ − f. A deployed server refuses the rule.
+
+sign: Li et al., "RSA", AAAI 2019. scaled: Bagdasaryan et al., "How to Backdoor FL", AISTATS 2020.
+random: Blanchard et al., NeurIPS 2017. little: Baruch et al., "A Little Is Enough", NeurIPS 2019.
+inner: Xie et al., "Fall of Empires", UAI 2019. swapped: the server of FedAWARE's released code, by
+mistake.
 """
 
 from __future__ import annotations
@@ -74,37 +79,53 @@ class Attack(Rule):
         first = next(rule for rule in now.rules if acts(rule, "receive"))
         if not isinstance(first, Attack):
             raise UserError(
-                f"attack must be written before {first.name()}, which acts on reports too; put it first."
+                f"attack must be written before {first.name()}, which acts on reports too; "
+                "put it first."
             )
-        lying = torch.from_numpy(
-            np.isin(reports.ids.numpy(), liars(now.seed, now.population, self.share))
-        )
+        liar_ids = liars(now.seed, now.population, self.share)
+        lying = torch.from_numpy(np.isin(reports.ids.numpy(), liar_ids))
         if not lying.any():
             return reports
-        delta, own = reports.delta.clone(), reports.delta[lying.to(reports.delta.device)]
-        honest = reports.delta[~lying.to(reports.delta.device)]
-        delta[lying.to(delta.device)] = self._lies(
-            own, honest if len(honest) else own, now, reports.ids[lying]
-        )
+
+        delta = reports.delta.clone()
+        liar_rows = lying.to(delta.device)
+        own = reports.delta[liar_rows]
+        honest = reports.delta[~liar_rows]
+        if not len(honest):  # the liars see one another
+            honest = own
+        delta[liar_rows] = self._lies(own, honest, now, reports.ids[lying])
         return replace(reports, delta=delta)
 
     def _lies(self, own: Tensor, honest: Tensor, now: Round, ids: Tensor) -> Tensor:
+        """What the liars report, `[f, d]`, in the place of their own updates, `[f, d]`."""
         if self.lie == "swapped":
-            return own[torch.from_numpy(now.stream("swap").permutation(len(own))).to(own.device)]
-        strength = self.strength or STRENGTH[self.lie] or quantile(len(own) + len(honest), len(own))
+            order = torch.from_numpy(now.stream("swap").permutation(len(own)))
+            return own[order.to(own.device)]
+        strength = self._strength(len(own) + len(honest), len(own))
         if self.lie == "sign":
             return -strength * own
         if self.lie == "scaled":
             return strength * own
         if self.lie == "random":
-            drawn = [
-                now.stream("attack", int(client)).standard_normal(own.shape[1]) for client in ids
-            ]
-            return strength * torch.from_numpy(np.stack(drawn)).to(own)
+            draws = []
+            for client in ids:
+                rng = now.stream("attack", int(client))
+                draws.append(rng.standard_normal(own.shape[1]))
+            return strength * torch.from_numpy(np.stack(draws)).to(own)
         if self.lie == "inner":
             return (-strength * honest.mean(0)).expand_as(own)
-        spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
+        spread = torch.zeros_like(honest[0])
+        if len(honest) > 1:
+            spread = honest.std(0)
         return (honest.mean(0) + strength * spread).expand_as(own)
+
+    def _strength(self, reports: int, lying: int) -> float:
+        """The strength of the lie; that of "little" depends on how many lie."""
+        if self.strength:
+            return self.strength
+        if self.lie == "little":
+            return quantile(reports, lying)
+        return STRENGTH[self.lie]
 
 
 def quantile(reports: int, lying: int) -> float:

@@ -93,13 +93,19 @@ class Average(Rule):
     def verdict(self, memory: Memory, now: Round) -> str | None:
         if memory.state["weight"]:
             return None
-        return f"{self} averaged nothing: fewer than two models fell into its window; use a larger share"
+        return (
+            f"{self} averaged nothing: fewer than two models fell into its window; "
+            "use a larger share"
+        )
 
 
 @lru_cache(maxsize=64)
 def opening(recipe: Recipe, share: float, of: str = "lr") -> int:
     """The first round, counted from 1, whose model belongs to the window."""
-    lengths = [recipe.lr_at(t) if of == "lr" else 1.0 for t in range(recipe.rounds)]
-    left = list(accumulate(reversed(lengths)))  # after 1, 2, ... rounds counted from the end
-    within = sum(length <= share * left[-1] * (1 + 1e-9) for length in left)
+    lengths = [1.0] * recipe.rounds
+    if of == "lr":
+        lengths = [recipe.lr_at(t) for t in range(recipe.rounds)]
+    remaining = list(accumulate(reversed(lengths)))  # of the last 1, 2, ... rounds
+    window = share * remaining[-1] * (1 + 1e-9)
+    within = sum(length <= window for length in remaining)
     return recipe.rounds - max(within, 1) + 1

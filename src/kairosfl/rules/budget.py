@@ -4,10 +4,12 @@ FedCL (KDD 2023) compares algorithms at 0.95 to 1.1 times the clients. Here the 
 what is left to choose is when to spend it.
 
     total        share · cohort · rounds clients, or `megabytes`
-    by plan      |M^t| ∝ plan_t: relative cohort sizes over equal parts of the run; none: the same in every round
-    by detector  |M^t| = cohort     while the period is critical, and in the final rounds unless the models are averaged
-                       = what is left, evenly over the rounds in between; `rest` of an even cohort is kept for each
+    by plan      |M^t| ∝ plan_t, relative cohort sizes over equal parts of the run
+    by detector  |M^t| = cohort                    while the period is critical, and at the end
+                       = what is left, evenly      in the rounds in between
 
+Without a plan all rounds are alike. By detector the final rounds have the whole cohort unless the
+models are averaged, and a critical period keeps `rest` of an even cohort for every later round.
 Every round has at least one client, and what a round did not spend is left to the next ones.
 """
 
@@ -54,14 +56,7 @@ class Budget(Rule):
     rest: float = 0.5
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.plan, list | tuple) and all(
-            isinstance(part, int | float) for part in self.plan
-        )
-        self.check(
-            "plan",
-            listed and all(part > 0 for part in self.plan) and sum(self.plan) < math.inf,
-            "list numbers above 0",
-        )
+        self.check("plan", _has_heights(self.plan), "list numbers above 0")
         object.__setattr__(self, "plan", tuple(map(float, self.plan)))
         self.check("share", self.share > 0, "use a number above 0")
         self.check(
@@ -94,8 +89,11 @@ class Budget(Rule):
         )
 
     def largest_cohort(self, cohort: int, population: int) -> int:
-        peak = max(self.plan) * len(self.plan) / sum(self.plan) if self.plan else 1.0
-        most = peak * cohort * (1.0 if self.megabytes else self.share)
+        peak = 1.0  # the largest round, in even ones
+        if self.plan:
+            peak = max(self.plan) * len(self.plan) / sum(self.plan)
+        share = 1.0 if self.megabytes else self.share
+        most = peak * cohort * share
         return min(max(math.ceil(most), cohort), population)
 
     def widened(self, factor: float) -> Self:
@@ -103,16 +101,21 @@ class Budget(Rule):
 
     def server(self, now: Round) -> State:
         if not self.megabytes and self._total(now) < now.rounds:
-            total, whole = counted(self._total(now), "client"), counted(now.rounds, "round")
+            clients = counted(self._total(now), "client")
+            rounds = counted(now.rounds, "round")
             raise UserError(
-                f"budget: the share is {total} for {whole}, less than one a round; use a share "
-                f"{times(self.share * now.cohort)} times as large or more, or a larger train.cohort."
+                f"budget: the share is {clients} for {rounds}, less than one a round; use a "
+                f"share {times(self.share * now.cohort)} times as large or more, or a larger "
+                "train.cohort."
             )
-        if self.megabytes and round(self.megabytes * 1e6) < now.rounds * _most(now):
-            raise UserError(
-                f"budget: megabytes = {self.megabytes:g} may be less than one client a round costs; use "
-                f"{math.ceil(now.rounds * _most(now) / 1e4) / 100:.2f} or more, or fewer train.rounds."
-            )
+        if self.megabytes:
+            needed = now.rounds * _most(now)
+            if round(self.megabytes * 1e6) < needed:
+                raise UserError(
+                    f"budget: megabytes = {self.megabytes:g} may be less than one client a round "
+                    f"costs; use {math.ceil(needed / 1e4) / 100:.2f} or more, or fewer "
+                    "train.rounds."
+                )
         return {"clients": torch.tensor(0), "bytes": torch.tensor(0)}
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
@@ -122,71 +125,96 @@ class Budget(Rule):
         return replace(plan, size=size)
 
     def size(self, memory: Memory, now: Round) -> int:
-        """The cohort of this round: as wanted, but leaving a client for each later round."""
-        left, later = self._left(memory, now), now.rounds - now.number - 1
-        limit = left - later
-        if self.megabytes:  # however much a client can cost at most
-            limit = min(
-                limit,
-                (round(self.megabytes * 1e6) - int(memory.state["bytes"])) // _most(now) - later,
-            )
+        """The cohort of this round: as chosen, but leaving a client for each later round."""
         done = int(memory.state["clients"])
-        wanted = (
-            self._planned(done, left, now) if self.by == "plan" else self._detected(done, left, now)
-        )
-        return max(1, min(wanted, limit, self.largest_cohort(now.cohort, now.population)))
+        remaining = self._remaining(memory, now)
+        if self.by == "plan":
+            chosen = self._planned(done, remaining, now)
+        else:
+            chosen = self._detected(done, remaining, now)
+
+        later = now.rounds - now.number - 1
+        limit = remaining - later
+        if self.megabytes:  # however much a client can cost at most
+            unspent = round(self.megabytes * 1e6) - int(memory.state["bytes"])
+            limit = min(limit, unspent // _most(now) - later)
+        return max(1, min(chosen, limit, self.largest_cohort(now.cohort, now.population)))
 
     def _total(self, now: Round) -> int:
         return int(self.share * now.cohort * now.rounds + 1e-9)
 
-    def _left(self, memory: Memory, now: Round) -> int:
+    def _remaining(self, memory: Memory, now: Round) -> int:
         """How many clients can still be paid for; in bytes, at what a client cost so far."""
         clients = int(memory.state["clients"])
         if not self.megabytes:
             return self._total(now) - clients
         spent = int(memory.state["bytes"])
-        each = spent / clients if clients else 2 * now.layout.size * now.x.element_size()
-        return int((self.megabytes * 1e6 - spent) / each)
+        if clients:
+            price = spent / clients
+        else:  # the model down and up
+            price = 2 * now.layout.size * now.x.element_size()
+        return int((self.megabytes * 1e6 - spent) / price)
 
-    def _planned(self, done: int, left: int, now: Round) -> int:
+    def _planned(self, done: int, remaining: int, now: Round) -> int:
         """What the plan has spent after this round, rounded down, minus what was spent."""
         parts = self.plan or (1.0,)
         heights = [parts[t * len(parts) // now.rounds] for t in range(now.rounds)]
-        return int(sum(scaled(heights, done + left)[: now.number + 1]) + 1e-9) - done
+        cohorts = scaled(heights, done + remaining)
+        return int(sum(cohorts[: now.number + 1]) + 1e-9) - done
 
-    def _detected(self, done: int, left: int, now: Round) -> int:
+    def _detected(self, done: int, remaining: int, now: Round) -> int:
+        """Critical rounds take the cohort, final ones their reserve, the others an even share."""
         averaged = any(isinstance(rule, Average) for rule in now.rules)
-        end = now.rounds - (0 if averaged else int(self.final * now.rounds + 1e-9))
+        final = 0 if averaged else int(self.final * now.rounds + 1e-9)
+        end = now.rounds - final
         if now.number >= end:
-            return int(left / (now.rounds - now.number) + now.stream("budget").random())
-        reserve = (now.rounds - end) * now.cohort
+            return int(remaining / (now.rounds - now.number) + now.stream("budget").random())
+
+        reserve = final * now.cohort
         if now.signals.critical:  # as many as leave enough to each round before the end
-            each = max(self.rest * (done + left - reserve) / end, 1.0)
-            return min(now.cohort, int(left - reserve - each * (end - now.number - 1) + 1e-9))
-        even = (left - reserve) / (end - now.number)
+            rest = max(self.rest * (done + remaining - reserve) / end, 1.0)
+            spendable = remaining - reserve - rest * (end - now.number - 1)
+            return min(now.cohort, int(spendable + 1e-9))
+        even = (remaining - reserve) / (end - now.number)
         return int(even + now.stream("budget").random())  # 1.8 is 2 in four rounds of five
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        asked = len(now.reports) + len(now.reports.failed)
+        reports = len(now.reports)
+        briefed = reports + len(now.reports.failed)
         size = now.x.element_size()
-        down, up = now.briefs.bytes(now.layout, size), now.reports.bytes(now.layout, size)
+        down = now.briefs.bytes(now.layout, size)
+        up = now.reports.bytes(now.layout, size)
         state = {
-            "clients": memory.state["clients"] + asked,
-            "bytes": memory.state["bytes"] + asked * down + len(now.reports) * up,
+            "clients": memory.state["clients"] + briefed,
+            "bytes": memory.state["bytes"] + briefed * down + reports * up,
         }
         return memory.replace(state=state)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        clients, spent = int(memory.state["clients"]), int(memory.state["bytes"])
-        used, total = (
-            (spent / 1e6, self.megabytes)
-            if self.megabytes
-            else (float(clients), float(self._total(now)))
-        )
-        unit = "MB" if self.megabytes else "clients"
+        if self.megabytes:
+            used = int(memory.state["bytes"]) / 1e6
+            total = self.megabytes
+            unit = "MB"
+        else:
+            used = float(int(memory.state["clients"]))
+            total = float(self._total(now))
+            unit = "clients"
         if used < 0.95 * total:
-            return f"budget spent {used:.4g} of {total:.4g} {unit}; a cohort is never larger than its plan allows"
+            return (
+                f"budget spent {used:.4g} of {total:.4g} {unit}; "
+                "a cohort is never larger than its plan allows"
+            )
         return None
+
+
+def _has_heights(plan: object) -> bool:
+    """Whether a plan, which may come from a file, is a list of finite numbers above 0."""
+    if not isinstance(plan, list | tuple):
+        return False
+    for height in plan:
+        if not isinstance(height, int | float) or not height > 0:
+            return False
+    return sum(plan) < math.inf
 
 
 def scaled(heights: Sequence[float], total: int) -> list[float]:
@@ -201,14 +229,12 @@ def scaled(heights: Sequence[float], total: int) -> list[float]:
 
 def _most(now: Round) -> int:
     """What one client can cost at most, whatever the rules send."""
-    sent = [
-        entry
-        for kind in (Briefs, Reports)
-        for entry in fields(kind)
-        if entry.travels and not entry.alone
-    ]
-    vectors = sum(entry.shape == "vector" for entry in sent)
-    numbers = sum(entry.number for entry in sent)
+    vectors = 0
+    numbers = 0
+    for entry in (*fields(Briefs), *fields(Reports)):
+        if entry.travels and not entry.alone:
+            vectors += entry.shape == "vector"
+            numbers += entry.number
     if not any(acts(rule, "brief") for rule in now.rules):
-        vectors = 2
+        vectors = 2  # the model down and the update up
     return vectors * now.layout.size * now.x.element_size() + numbers * NUMBER_BYTES

@@ -2,12 +2,12 @@
 Optimization", ICML 2021. NormClipping: Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor
 Federated Learning?", 2019.
 
-    centred    v ← v + Σ p_i (Δ_i − v) · min(1, tau / ‖Δ_i − v‖)        `iterations` times from the last round's v
+    centred    v ← v + Σ p_i (Δ_i − v) · min(1, tau / ‖Δ_i − v‖)
     norm       Δ_i ← Δ_i · min(1, norm / ‖Δ_i‖)
 
-Both act when reports are received: of the last iteration, v + the clipped Δ_i − v takes the place
-of Δ_i, and the mean of these is the new v. So whatever a rule remembers about single clients is
-bounded too.
+Centred clipping begins at the last round's v and does this `iterations` times. Both act when
+reports are received: of the last iteration, v + the clipped Δ_i − v takes the place of Δ_i, and the
+mean of these is the new v. So whatever a rule remembers about single clients is bounded too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from kairosfl.core.fields import Reports
 from kairosfl.core.rule import Memory, State
 from kairosfl.core.run import Round
-from kairosfl.core.traits import Traits
+from kairosfl.core.traits import Reads, Traits
 from kairosfl.detectors import squared_norms
 from kairosfl.rules.robust import Guard, middle
 
@@ -37,20 +37,17 @@ class NormClipping(Guard):
 
     def traits(self) -> Traits:
         guard = super().traits()
-        return replace(
-            guard,
-            reads="direction" if self.norm else "clients",  # a given length depends on nobody else
-            sums=True,
-            changes=guard.changes | {"lengths"},
-        )
+        # A given length depends on nobody else; the median does.
+        reads: Reads = "direction" if self.norm else "clients"
+        return replace(guard, reads=reads, sums=True, changes=guard.changes | {"lengths"})
 
     def __post_init__(self) -> None:
         self.check("norm", self.norm >= 0, "use a length above 0, or 0 for the cohort's median")
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
-        return (
-            replace(reports, delta=clipped(reports.delta, self.norm)) if len(reports) else reports
-        )
+        if not len(reports):
+            return reports
+        return replace(reports, delta=clipped(reports.delta, self.norm))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +83,24 @@ class CenteredClipping(Guard):
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         if not len(reports):
             return reports
-        center, shares = memory.state["center"].to(reports.delta), now.counts().to(reports.delta)
+        center = memory.state["center"].to(reports.delta)
+        shares = now.counts().to(reports.delta)
         for _ in range(self.iterations):
             delta = center + clipped(reports.delta - center, self.tau)
             center = shares / shares.sum() @ delta
         return replace(reports, delta=delta)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        return memory.replace(
-            state={"center": now.weights.to(now.reports.delta) @ now.reports.delta}
-        )
+        updates = now.reports.delta
+        return memory.replace(state={"center": now.weights.to(updates) @ updates})
 
 
 def clipped(vectors: Tensor, longest: float = 0.0) -> Tensor:
     """The vectors `[m, d]` scaled down to a length, or to the median of their lengths."""
     lengths = squared_norms(vectors).double().sqrt()
-    limit = torch.tensor(longest, dtype=torch.float64) if longest else middle(lengths)
+    if longest:
+        limit = torch.tensor(longest, dtype=torch.float64)
+    else:
+        limit = middle(lengths)
     factors = torch.where(lengths > limit, limit.to(lengths) / lengths, 1.0)
     return vectors * factors.to(vectors)[:, None]

@@ -46,12 +46,14 @@ class FedAMS(Rule):
 
     def traits(self) -> Traits:
         changes = {"coordinates"}
+        if self.beta1:
+            changes.add("momentum")
         return Traits(
             server_optimizer=True,
             reads="direction",
             sums=True,
             late=True,
-            changes=changes | {"momentum"} if self.beta1 else changes,
+            changes=changes,
         )
 
     def server(self, now: Round) -> State:
@@ -66,9 +68,12 @@ class FedAMS(Rule):
         v_max = torch.maximum(state["v_max"], v)
         if self.option == 1:
             v_max = v_max.clamp(min=self.eps)
-        first, second = m, v_max
-        if self.bias_correction:
-            first, second = m / (1 - self.beta1**t), v_max / (1 - self.beta2**t)
-        root = second.sqrt() + (self.eps if self.option == 2 else 0.0)
         state = {"m": m, "v": v, "v_max": v_max, "t": torch.tensor(t)}
-        return self.lr * first / root, memory.replace(state=state)
+
+        first = m
+        second = v_max
+        if self.bias_correction:
+            first = m / (1 - self.beta1**t)
+            second = v_max / (1 - self.beta2**t)
+        added = self.eps if self.option == 2 else 0.0
+        return self.lr * first / (second.sqrt() + added), memory.replace(state=state)

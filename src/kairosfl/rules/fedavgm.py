@@ -43,12 +43,16 @@ class FedAvgM(Rule):
         )
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return "fedavgm(beta=0) is fedavg" if self.beta == 0 and self.lr == 1 else None
+        if self.beta == 0 and self.lr == 1:
+            return "fedavgm(beta=0) is fedavg"
+        return None
 
     def server(self, now: Round) -> State:
         return {"velocity": torch.zeros_like(now.x)}
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         velocity = self.beta * memory.state["velocity"] + direction
-        moved = direction + self.beta * velocity if self.nesterov else velocity
-        return self.lr * moved, memory.replace(state={"velocity": velocity})
+        memory = memory.replace(state={"velocity": velocity})
+        if self.nesterov:
+            return self.lr * (direction + self.beta * velocity), memory
+        return self.lr * velocity, memory

@@ -1,14 +1,14 @@
 """FedAWARE: Zeng et al., "On the Power of Adaptive Weighted Aggregation in Heterogeneous FL and
 Beyond", AISTATS 2025.
 
-    m_i ← (1 − alpha) m_i + alpha Δ_i          for the clients of this round                        (Eq. 3)
-    λ = argmin ‖Σ λ_i m_i‖²,  λ ≥ 0, Σ λ_i = 1  over every client seen so far                       (Eq. 2)
+    m_i ← (1 − alpha) m_i + alpha Δ_i           for the clients of this round        (Eq. 3)
+    λ = argmin ‖Σ λ_i m_i‖²,  λ ≥ 0, Σ λ_i = 1  over every client seen so far        (Eq. 2)
     d = Σ λ_i m_i,    x ← x + lr · d
-    α_i beside PA3Fed: of the λ_i of this round's clients, λ_i α_i, with the same sum                (ours)
-    ×AWARE: x ← x + lr · ⟨d̃, d⟩ / ⟨d, d⟩ · d   with another method's direction d̃                    (Proposition 3.1)
+    ×AWARE: x ← x + lr · ⟨d̃, d⟩ / ⟨d, d⟩ · d    with another method's direction d̃    (Prop. 3.1)
 
-The released code puts m_i / ‖m_i‖ for m_i in both lines, and so does `normalise`. The Gram matrix
-of the m_i is kept and refreshed only where an m_i changed.
+The released code puts m_i / ‖m_i‖ for m_i in both lines, and so does `normalise`. Beside PA3Fed the
+λ_i of this round's clients become λ_i α_i, with the same sum; that is ours. The Gram matrix of the
+m_i is kept and refreshed only where an m_i changed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from kairosfl.rules.minnorm import Floats, frank_wolfe, min_norm
 
 SOLVERS = ("active_set", "frank_wolfe")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NOWHERE = (
-    1e-5  # of the longest average: a mean shorter than this is rounding error without a direction
-)
-NARROW, WIDE = 1 << 13, 1 << 16  # columns at a time: a piece of a block stays in a core's cache
+# Of the longest average: a mean shorter than this is rounding error without a direction.
+NOWHERE = 1e-5
+# Columns at a time, for products and for sums: a piece of a block stays in a core's cache.
+NARROW = 1 << 13
+WIDE = 1 << 16
 LARGE = 1 << 20  # on a GPU, which is fastest with few large pieces
 TOGETHER = 16  # rows: a block has a single one if the model is large
 
@@ -125,7 +126,10 @@ class FedAWARE(Rule):
     def conflicts_among(self, rules: Sequence[Rule]) -> str | None:
         if self.explore or self._projects(rules):
             return None
-        lost = [rule.name() for rule in rules if rule is not self and _makes_directions_only(rule)]
+        lost = []
+        for rule in rules:
+            if rule is not self and _makes_directions_only(rule):
+                lost.append(rule.name())
         if not lost:
             return None
         has = "has" if len(lost) == 1 else "have"
@@ -146,8 +150,14 @@ class FedAWARE(Rule):
         return slot
 
     def client(self, now: Round) -> State:
-        row = {"cluster": torch.tensor(-1)} if self.clusters else {"average": self._zeros(now.x)}
-        return row if self.adaptive else {**row, "n": torch.tensor(0.0, dtype=torch.float64)}
+        row: State = {}
+        if self.clusters:
+            row["cluster"] = torch.tensor(-1)
+        else:
+            row["average"] = self._zeros(now.x)
+        if not self.adaptive:
+            row["n"] = torch.tensor(0.0, dtype=torch.float64)
+        return row
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if not self.explore or plan.ids is not None:
@@ -158,37 +168,42 @@ class FedAWARE(Rule):
         if len(unseen) == 0:
             return plan
         others = np.setdiff1d(pool, unseen)
+        rng = now.stream("explore")
         if len(others) and seen.sum() < min(now.population, now.number * now.cohort):
             # A round had no report, perhaps because of these clients: include one of the others.
-            draw, most = now.stream("explore"), max(plan.size - 1, 1)
-            again = draw.choice(unseen, min(len(unseen), most), replace=False)
-            return replace(plan, ids=np.append(again, draw.choice(others)))
+            most = max(plan.size - 1, 1)
+            again = rng.choice(unseen, min(len(unseen), most), replace=False)
+            return replace(plan, ids=np.append(again, rng.choice(others)))
         if len(unseen) >= plan.size:
             return replace(plan, eligible=unseen)
         more = min(plan.size - len(unseen), len(others))
-        return replace(
-            plan, ids=np.append(unseen, now.stream("explore").choice(others, more, replace=False))
-        )
+        filled = np.append(unseen, rng.choice(others, more, replace=False))
+        return replace(plan, ids=filled)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        rows, reports = memory.rows, now.reports
-        state = {
-            **memory.state,
-            "changed": reports.ids,
-        }  # until the step, which also removes the updates again
+        rows = memory.rows
+        reports = now.reports
         own = strides(now)
+
+        # "changed" and "updates" are there until the step, which removes them.
+        state = dict(memory.state)
+        state["changed"] = reports.ids
         if self.layers:
             state["updates"] = own
-        if (
-            self.explore
-        ):  # a failed client counts as visited: one dead client must not prolong the exploration
-            state["seen"] = state["seen"].clone()
-            state["seen"][reports.ids] = True
-            state["seen"][[client for client, _ in reports.failed]] = True
+        if self.explore:
+            # A failed client counts as visited: one dead client must not prolong the exploration.
+            seen = state["seen"].clone()
+            seen[reports.ids] = True
+            seen[[client for client, _ in reports.failed]] = True
+            state["seen"] = seen
+
+        # The averages are of the last `layers` tensors: the columns from this offset on.
         tensors = now.layout.entries
         self.check("layers", self.layers <= len(tensors), f"the model has {len(tensors)} tensors")
         offset = tensors[-self.layers].offset if self.layers else 0
-        written = {} if self.adaptive else {"n": reports.n.double()}
+        written: State = {}
+        if not self.adaptive:
+            written["n"] = reports.n.double()
         if self.clusters:
             updates = own[:, offset:].to(state["averages"].device, torch.float32)
             state["averages"], written["cluster"] = self._clustered(
@@ -196,41 +211,49 @@ class FedAWARE(Rule):
             )
         else:
             updates = own[:, offset:].to(rows["average"].device, torch.float32)
-            written["average"] = (
-                rows["average"].float().reshape(len(reports), -1).lerp(updates, self.alpha)
-            )
+            averages = rows["average"].float().reshape(len(reports), -1)
+            written["average"] = averages.lerp(updates, self.alpha)
         return memory.replace(state=state, rows=written)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
-        state, table = dict(memory.state), memory.table
-        ids, updates = state.pop("changed"), state.pop("updates", None)
+        state = dict(memory.state)
+        ids = state.pop("changed")
+        updates = state.pop("updates", None)
+
+        # --- the Gram matrix, where an average changed ---
+        table = memory.table
         slots = table.slots(ids).numpy()
+        groups = self._groups(table, len(table))
         if self.clusters:
-            blocks, groups = [state["averages"]], torch.cat(list(table.column("cluster"))).numpy()
+            blocks = [state["averages"]]
             changed = np.unique(groups[slots])
             rows = state["averages"][changed]
         else:
-            blocks, groups = list(table.column("average")), np.arange(len(table))
-            changed, rows = slots, table.rows(ids)["average"]
+            blocks = list(table.column("average"))
+            changed = slots
+            rows = table.rows(ids)["average"]
         gram = refreshed(state["gram"].cpu().numpy(), products(rows, blocks), changed)
         state["gram"] = torch.from_numpy(gram)
         if self.explore and not state["seen"].all():
             return direction, memory.replace(state=state)
 
+        # --- λ: `shares` of the averages, `weights` of the clients ---
         lengths = np.sqrt(np.diag(gram))
         shares = self._shares(gram, lengths, groups, state, table)
-        mine = shares[groups] / np.bincount(groups)[groups]
+        weights = shares[groups] / np.bincount(groups)[groups]
         projects = self._projects(now.rules)
         if not projects and not bool((now.factors == now.factors[0]).all()):
-            mine = reweighed(mine, slots, now.factors.cpu().numpy())
-            shares = np.bincount(groups, mine, len(shares)).astype(np.float64)
-        state["lambda"] = torch.from_numpy(mine)
-        if updates is None:
-            aware = weighted_sum(
-                shares / np.where(lengths > 0, lengths, 1) if self.normalise else shares, blocks
-            )
+            weights = reweighed(weights, slots, now.factors.cpu().numpy())
+            shares = np.bincount(groups, weights, len(shares)).astype(np.float64)
+        state["lambda"] = torch.from_numpy(weights)
+
+        # --- the direction ---
+        if updates is not None:  # the averages lack the first layers
+            aware = self._over_reporters(torch.from_numpy(weights[slots]), updates)
+        elif self.normalise:
+            aware = weighted_sum(shares / np.where(lengths > 0, lengths, 1), blocks)
         else:
-            aware = self._over_reporters(torch.from_numpy(mine[slots]), updates)
+            aware = weighted_sum(shares, blocks)
         aware = aware.to(direction)
         if projects:
             longest = 1.0 if self.normalise else float(lengths.max())
@@ -238,40 +261,41 @@ class FedAWARE(Rule):
         return self.lr * aware, memory.replace(state=state)
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
-        """Local update diversity (Definition 4.1) and χ² to uniform weights (Corollary 4.1), of the
-        averages and λ.
-        """
-        mine: Floats = memory.state["lambda"].cpu().numpy()
-        if not len(mine):  # still exploring
+        """Local update diversity (Definition 4.1) and χ² to uniform weights (Corollary 4.1)."""
+        weights: Floats = memory.state["lambda"].cpu().numpy()
+        clients = len(weights)
+        if not clients:  # still exploring
             return {}
-        groups = (
-            torch.cat(list(memory.table.column("cluster"))).numpy()
-            if self.clusters
-            else np.arange(len(mine))
-        )
         gram = memory.state["gram"].cpu().numpy()
         if self.normalise:
             lengths = np.sqrt(np.diag(gram))
             lengths[lengths == 0] = 1
             gram = gram / lengths / lengths[:, None]
-        shares = np.bincount(groups, mine)
+        shares = np.bincount(self._groups(memory.table, clients), weights)
         square = float(shares @ gram @ shares)
-        diversity = float(np.sqrt(shares @ np.diag(gram) / square)) if square > 0 else float("inf")
-        return {
-            "lud": diversity,
-            "chi_square": float(len(mine) * ((mine - 1 / len(mine)) ** 2).sum()),
-        }
+        diversity = float("inf")
+        if square > 0:
+            diversity = float(np.sqrt(shares @ np.diag(gram) / square))
+        chi_square = float(clients * ((weights - 1 / clients) ** 2).sum())
+        return {"lud": diversity, "chi_square": chi_square}
+
+    def _groups(self, table: Table, clients: int) -> np.ndarray:
+        """Which average is that of each client, by its slot in the table."""
+        if not self.clusters:
+            return np.arange(clients)
+        clusters: np.ndarray = torch.cat(list(table.column("cluster"))).numpy()
+        return clusters
 
     def _shares(
         self, gram: Floats, lengths: Floats, groups: np.ndarray, state: State, table: Table
     ) -> Floats:
         """λ for every average. Averages of length zero carry no information and are left out."""
         if not self.adaptive:
-            samples: Floats = np.bincount(
-                groups, torch.cat(list(table.column("n"))).numpy()
-            ).astype(np.float64)
+            n = torch.cat(list(table.column("n"))).numpy()
+            samples: Floats = np.bincount(groups, n).astype(np.float64)
             samples /= samples.sum()
             return samples
+
         shares: Floats = np.zeros(len(gram))
         live = np.flatnonzero(lengths > 0)
         if len(live) == 0:
@@ -284,6 +308,8 @@ class FedAWARE(Rule):
         if self.solver == "frank_wolfe":
             shares[live] = frank_wolfe(problem)
             return shares
+
+        # The last round's λ is the first guess; clients that are new may count.
         start = np.ones(len(gram))
         if not self.clusters:
             start[: len(state["lambda"])] = state["lambda"].cpu().numpy()
@@ -291,12 +317,11 @@ class FedAWARE(Rule):
         return shares
 
     def _over_reporters(self, shares: Tensor, updates: Tensor) -> Tensor:
-        """Σ λ_i over this round's full updates, λ renormalised over them; uniform if λ is zero for
-        all of them.
-        """
-        shares = (
-            shares / shares.sum() if shares.sum() > 0 else torch.full_like(shares, 1 / len(shares))
-        )
+        """Σ λ_i over this round's full updates, λ renormalised, or uniform where it is zero."""
+        if shares.sum() > 0:
+            shares = shares / shares.sum()
+        else:
+            shares = torch.full_like(shares, 1 / len(shares))
         if self.normalise:
             lengths = torch.stack([row.norm() for row in updates]).cpu().double()
             shares = shares / torch.where(lengths > 0, lengths, 1.0)
@@ -310,8 +335,13 @@ class FedAWARE(Rule):
     def _clustered(
         self, averages: Tensor, clusters: Tensor, updates: Tensor, order: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The clusters' new averages, and the clients' clusters: new clients start one or join the
-        nearest.
+        """The clusters' new averages, and the clients' clusters, after this round's updates.
+
+        Args:
+            averages: Of the clusters so far, `[k, d]`.
+            clusters: Of the reporters, `[m]`; −1: not yet in one.
+            updates: Of the reporters, `[m, d]`.
+            order: In which new clients, by their rows, start a cluster or join the nearest.
         """
         clusters = clusters.clone()
         centres = averages.to(torch.float32, copy=True).reshape(len(averages), updates.shape[1])
@@ -322,6 +352,8 @@ class FedAWARE(Rule):
                 centres = torch.cat([centres, updates[row : row + 1]])
             else:
                 clusters[row] = torch.argmax(torch.nn.functional.normalize(centres) @ updates[row])
+
+        # A new cluster's average starts at zero, as a client's does.
         for cluster in clusters.unique().tolist():
             mean = updates[(clusters == cluster).to(updates.device)].mean(0)
             old = centres[cluster] if cluster < before else torch.zeros_like(mean)
@@ -329,23 +361,19 @@ class FedAWARE(Rule):
         return centres.to(averages.dtype), clusters
 
     def _zeros(self, x: Tensor, *shape: int) -> Tensor:
-        return torch.zeros(
-            shape, dtype=DTYPES[self.dtype], device="cpu" if self.store == "cpu" else x.device
-        )
+        device = torch.device("cpu") if self.store == "cpu" else x.device
+        return torch.zeros(shape, dtype=DTYPES[self.dtype], device=device)
 
 
 def _makes_directions_only(rule: Rule) -> bool:
-    """Whether a rule changes nothing but the cohort's direction, or weights that λ does not know."""
+    """Whether a rule changes only the cohort's direction, or weights that λ does not know."""
     makes = about(rule).uniform or acts(rule, "combine") or acts(rule, "step")
-    return makes and not any(
-        acts(rule, hook) for hook in ("select", "brief", "receive", "weigh", "result")
-    )
+    hooks = ("select", "brief", "receive", "weigh", "result")
+    return makes and not any(acts(rule, hook) for hook in hooks)
 
 
 def reweighed(shares: Floats, slots: np.ndarray, factors: Floats) -> Floats:
-    """λ with the part of this round's reporters, which stays as large, dealt out by their factors
-    as well.
-    """
+    """λ with the part of this round's reporters, which stays as large, dealt by their factors."""
     part = shares[slots] * factors
     if not part.sum() > 0:
         return shares
@@ -355,26 +383,30 @@ def reweighed(shares: Floats, slots: np.ndarray, factors: Floats) -> Floats:
 
 
 def projected(direction: Tensor, onto: Tensor, least: float) -> Tensor:
-    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction unchanged if `onto` is shorter than
-    `least`.
-    """
+    """⟨direction, onto⟩ / ⟨onto, onto⟩ · onto; the direction itself if `onto` is below `least`."""
     square = onto @ onto
-    return onto * ((direction @ onto) / square) if float(square) > least**2 else direction
+    if not float(square) > least**2:
+        return direction
+    return onto * ((direction @ onto) / square)
 
 
 def pieces(
     blocks: Iterable[Tensor], width: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows in column chunks, small ones together: which rows and columns, and the values,
-    on this device.
+    """Blocks of rows in pieces of so many columns, small blocks together.
+
+    Yields which rows and columns a piece has, and the piece, on this device.
     """
     first = 0
-    for together in grouped(blocks):
-        rows = slice(first, first + sum(map(len, together)))
-        for left in range(0, together[0].shape[1], width):
-            columns = slice(left, left + width)
-            parts = [block[:, columns].to(device, dtype) for block in together]
-            yield rows, columns, torch.cat(parts) if len(parts) > 1 else parts[0]
+    for group in grouped(blocks):
+        rows = slice(first, first + sum(map(len, group)))
+        for begin in range(0, group[0].shape[1], width):
+            columns = slice(begin, begin + width)
+            parts = [block[:, columns].to(device, dtype) for block in group]
+            piece = parts[0]
+            if len(parts) > 1:
+                piece = torch.cat(parts)
+            yield rows, columns, piece
         first = rows.stop
 
 
@@ -391,26 +423,33 @@ def grouped(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def products(rows: Tensor, blocks: list[Tensor]) -> Floats:
-    """Inner products of these rows with every row of the blocks, `[m, K]`, summed over the pieces
-    in float64.
-    """
-    # A GPU multiplies float32 with ten bits when TF32 is on.
-    width, dtype = (NARROW, torch.float32) if rows.device.type == "cpu" else (LARGE, torch.float64)
-    found = torch.zeros(len(rows), sum(map(len, blocks)), dtype=torch.float64, device=rows.device)
+    """Inner products of rows `[m, d]` with all rows of the blocks, `[m, K]`, summed in float64."""
+    width = LARGE
+    dtype = torch.float64  # a GPU multiplies float32 with ten bits when TF32 is on
+    if rows.device.type == "cpu":
+        width = NARROW
+        dtype = torch.float32
+    count = sum(map(len, blocks))
+    inner = torch.zeros(len(rows), count, dtype=torch.float64, device=rows.device)
     for where, columns, piece in pieces(blocks, width, rows.device, dtype):
-        found[:, where] += rows[:, columns].to(dtype) @ piece.T
-    return found.cpu().numpy()
+        inner[:, where] += rows[:, columns].to(dtype) @ piece.T
+    return inner.cpu().numpy()
 
 
-def refreshed(gram: Floats, found: Floats, changed: np.ndarray) -> Floats:
-    """The Gram matrix with the products of the changed rows updated, enlarged for new rows."""
-    fresh = np.zeros((found.shape[1], found.shape[1]))
+def refreshed(gram: Floats, inner: Floats, changed: np.ndarray) -> Floats:
+    """The Gram matrix with the products of the changed rows updated, enlarged for new rows.
+
+    Args:
+        gram: Before, `[k, k]`.
+        inner: Products of the changed rows with all of them, `[m, K]`; it is written to.
+        changed: Which rows changed, `[m]`.
+    """
+    # Products of float32 pieces are not symmetric.
+    inner[:, changed] = (inner[:, changed] + inner[:, changed].T) / 2
+    fresh = np.zeros((inner.shape[1], inner.shape[1]))
     fresh[: len(gram), : len(gram)] = gram
-    found[:, changed] = (
-        found[:, changed] + found[:, changed].T
-    ) / 2  # products of float32 pieces are not symmetric
-    fresh[changed] = found
-    fresh[:, changed] = found.T
+    fresh[changed] = inner
+    fresh[:, changed] = inner.T
     return fresh
 
 

@@ -85,16 +85,20 @@ class FedCL(Rule):
 
     def traits(self) -> Traits:
         reads: Reads = "direction" if self._by_chance else "signals"
+        changes = {"size"}
         limited = self.budget > 0
+        if limited:
+            reads = "clients"  # it counts those that were asked
+            changes.add("total")
         return Traits(
             adapts=True,
             idle=limited,  # clients that were asked are paid for
-            reads="clients" if limited else reads,  # with a budget it counts those that were asked
+            reads=reads,
             periods=not self._by_chance,
             horizon=limited,
             sums=True,
             late=not limited,
-            changes={"size", "total"} if limited else {"size"},
+            changes=changes,
             instead={"size": "use fedcl(budget=...)", "visits": "no budget"},
         )
 
@@ -111,36 +115,42 @@ class FedCL(Rule):
     def server(self, now: Round) -> State:
         if self.budget and self._total(now) < now.rounds:
             raise UserError(
-                f"fedcl: the budget is {self._total(now)} clients for {now.rounds} rounds, less than one a round; use "
-                f"a budget {times(self.budget * now.cohort)} times as large or more."
+                f"fedcl: the budget is {self._total(now)} clients for {now.rounds} rounds, less "
+                f"than one a round; use a budget {times(self.budget * now.cohort)} times as large "
+                "or more."
             )
-        spent = {"spent": torch.tensor(0)} if self.budget else {}
-        return {
-            "size": torch.tensor(0),
+        state = {
+            "size": torch.tensor(0),  # 0: the starting cohort
             "capped": torch.tensor(False),
-        } | spent  # size 0: the starting cohort
+        }
+        if self.budget:
+            state["spent"] = torch.tensor(0)
+        return state
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        unchanged = None if memory.state["size"] else "fedcl never changed the size of the cohort"
-        return "; ".join(sentence for sentence in (unchanged, self._half(now)) if sentence) or None
+        sentences = []
+        if not memory.state["size"]:
+            sentences.append("fedcl never changed the size of the cohort")
+        mismatch = self._mismatch(now)
+        if mismatch:
+            sentences.append(mismatch)
+        return "; ".join(sentences) or None
 
-    def _half(self, now: Round) -> str | None:
-        """That cohort and detector are not of the same schedule, neither the paper's nor the
-        released code's.
-        """
-        printed, released = FedCL(), type(self).released()
+    def _mismatch(self, now: Round) -> str | None:
+        """That of schedule and detector one is the paper's and the other the released code's."""
         detector = now.detectors[0]
         if self._by_chance or not isinstance(detector, FGN):
             return None
-        if self._schedule() == released._schedule() and detector != FGN.released():
+        schedule = self._schedule()
+        if schedule == type(self).released()._schedule() and detector != FGN.released():
             return (
-                f"fedcl.released() is half of the authors' code, and run.detector = {str(detector)!r} is not its other "
-                "half; use run.detector = 'fgn.released()'"
+                "fedcl.released() is half of the authors' code, and run.detector = "
+                f"{str(detector)!r} is not its other half; use run.detector = 'fgn.released()'"
             )
-        if self._schedule() == printed._schedule() and detector == FGN.released():
+        if schedule == FedCL()._schedule() and detector == FGN.released():
             return (
-                "run.detector = 'fgn.released()' is half of the authors' code, and fedcl as printed is not its other "
-                "half; use fedcl.released()"
+                "run.detector = 'fgn.released()' is half of the authors' code, and fedcl as "
+                "printed is not its other half; use fedcl.released()"
             )
         return None
 
@@ -150,11 +160,11 @@ class FedCL(Rule):
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         size = int(memory.state["size"]) or plan.size
         if self.budget:
-            each = max(self.rest * self._total(now) / now.rounds, 1.0)
-            left, later = self._total(now) - int(memory.state["spent"]), now.rounds - now.number - 1
-            size = min(
-                size, max(int(left - each * later + 1e-9), 1)
-            )  # 1: it was begun with a smaller rest
+            remaining = self._total(now) - int(memory.state["spent"])
+            later = now.rounds - now.number - 1
+            rest = max(self.rest * self._total(now) / now.rounds, 1.0)
+            affordable = int(remaining - rest * later + 1e-9)
+            size = min(size, max(affordable, 1))  # 1: it was begun with a smaller rest
         return replace(plan, size=size)
 
     def _total(self, now: Round) -> int:
@@ -163,27 +173,34 @@ class FedCL(Rule):
     def observe(self, memory: Memory, now: Round) -> Memory:
         if not self.budget:
             return self._moved(memory, now)
-        asked = len(now.reports) + len(now.reports.failed)
-        memory = memory.replace(state=memory.state | {"spent": memory.state["spent"] + asked})
-        return self._moved(memory, now) if len(now.reports) else memory
+        briefed = len(now.reports) + len(now.reports.failed)
+        memory = memory.replace(state=memory.state | {"spent": memory.state["spent"] + briefed})
+        if not len(now.reports):  # a round that says nothing moves nothing
+            return memory
+        return self._moved(memory, now)
 
     def _moved(self, memory: Memory, now: Round) -> Memory:
+        """After the size of the next cohort was decided."""
         if now.number % self.every:
             return memory
-        before = size = int(memory.state["size"]) or now.cohort
         top = max(_part(self.cap, now.population), 1)
         bottom = max(_part(self.floor, now.cohort), 1)
+        before = int(memory.state["size"]) or now.cohort
+        size = before
         grow, shrink = self._moves(now)
         if grow and not (self.once and memory.state["capped"]):
-            size = min(2 * size, max(top, now.cohort))
+            size = min(2 * before, max(top, now.cohort))
         elif shrink:
-            size = max(size - max(size // 2, 1), bottom)
-        after = memory.state["size"] if size == before else torch.tensor(size)
-        return memory.replace(
-            state=memory.state | {"size": after, "capped": memory.state["capped"] | (size >= top)}
-        )
+            size = max(before - max(before // 2, 1), bottom)
+
+        state = dict(memory.state)
+        if size != before:
+            state["size"] = torch.tensor(size)
+        state["capped"] = state["capped"] | (size >= top)
+        return memory.replace(state=state)
 
     def _moves(self, now: Round) -> tuple[bool, bool]:
+        """Whether the cohort grows, and whether it shrinks."""
         if not self._by_chance:
             return now.signals.critical, not now.signals.critical
         draw = now.stream("fedcl").random()
@@ -191,11 +208,9 @@ class FedCL(Rule):
 
 
 def times(clients: float) -> str:
-    """How many times a budget of so many clients a round must be as large to be one a round,
-    rounded up.
-    """
+    """By what a budget of this many clients a round grows to one a round, rounded up."""
     return f"{math.ceil(100 / clients) / 100:.2f}"
 
 
-def _part(share: float, whole: int) -> int:
-    return int(share * whole + 1e-9)  # 0.29 · 100 is 28.999999999999996
+def _part(share: float, total: int) -> int:
+    return int(share * total + 1e-9)  # 0.29 · 100 is 28.999999999999996

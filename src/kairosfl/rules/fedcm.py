@@ -69,7 +69,10 @@ class FedCM(Rule):
             return memory.replace(state={"momentum": gradient})
         start = now.briefs.start
         decay = (now.weights * now.briefs.weight_decay).to(start)
-        decayed = decay @ start if start.ndim == 2 else decay.sum() * start
+        if start.ndim == 2:  # a start for each client
+            decayed = decay @ start
+        else:
+            decayed = decay.sum() * start
         return memory.replace(state={"momentum": gradient - decayed})
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:

@@ -42,7 +42,8 @@ class FedDyn(Rule):
 
     def traits(self) -> Traits:
         return Traits(
-            when="late",  # −h / alpha moves the model; no other rule's momentum should accumulate it
+            # −h / alpha moves the model; no other rule's momentum should accumulate it.
+            when="late",
             uniform=self.weights == "uniform",
             late=True,
             changes={"gradients", "descent", "histories"},

@@ -1,10 +1,10 @@
 """FedMut: Hu et al., "FedMut: Generalized Federated Learning via Stochastic Mutation", AAAI 2024.
 
-    Δ = x^t − x^{t−1},    start_j[k] = x^t[k] + alpha · s_{j,k} · Δ[k]    for every tensor k of the model
+    Δ = x^t − x^{t−1},    start_j[k] = x^t[k] + alpha · s_{j,k} · Δ[k]
 
-Half of the cohort has s = +1, half s = −(1 − ρ), drawn anew for every tensor; in an odd cohort one
-has 0. ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants lean forward on average, later ones
-centre on x.
+for every tensor k of the model. Half of the cohort has s = +1, half s = −(1 − ρ), drawn anew for
+every tensor; in an odd cohort one has 0. ρ = rate · (1 − min((t − 1) / bound, 1)): early mutants
+lean forward on average, later ones centre on x.
 
     x^{t+1} = Σ p_j w_j + (1 − M) · (mean of start_j − Σ p_j start_j)
 
@@ -59,7 +59,9 @@ class FedMut(Rule):
         )
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if self.alpha else "fedmut(alpha=0) mutates nothing"
+        if self.alpha:
+            return None
+        return "fedmut(alpha=0) mutates nothing"
 
     def server(self, now: Round) -> State:
         return {"previous": now.x.clone()}
@@ -67,21 +69,22 @@ class FedMut(Rule):
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         if now.number == 0 or not self.alpha:
             return briefs
-        dealt = self._signs(len(briefs), now)
+        signs = self._signs(len(briefs), now)
         rng = now.stream("fedmut")
         delta = self.alpha * (now.x - memory.state["previous"])
         offset = torch.empty(len(briefs), len(now.x), dtype=now.x.dtype, device=now.x.device)
         for entry in now.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)
-            signs = torch.from_numpy(rng.permutation(dealt)).to(offset)
-            offset[:, part] = signs[:, None] * delta[part]
+            drawn = torch.from_numpy(rng.permutation(signs)).to(offset)
+            offset[:, part] = drawn[:, None] * delta[part]
         return replace(briefs, offset=offset)
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         if now.number == 0 or not self.alpha:
             return direction
         lean = self._lean(memory, now)
-        away, own = now.briefs.start - now.version, strides(now)
+        away = now.briefs.start - now.version
+        own = strides(now)
         missing = lean - now.weights.to(away) @ away
         for entry in now.layout.entries:
             part = slice(entry.offset, entry.offset + entry.size)
@@ -89,16 +92,17 @@ class FedMut(Rule):
         return direction + (missing - lean).to(direction)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        lean = {"lean": self._lean(memory, now)} if self.alpha else {}  # until the step
-        return memory.replace(state={"previous": now.x, **lean})
+        state = {"previous": now.x}
+        if self.alpha:
+            state["lean"] = self._lean(memory, now)  # until the step
+        return memory.replace(state=state)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         lean = memory.state.get("lean")
         if lean is None:
             return direction, memory
-        return direction + lean.to(direction), memory.replace(
-            state={"previous": memory.state["previous"]}
-        )
+        memory = memory.replace(state={"previous": memory.state["previous"]})
+        return direction + lean.to(direction), memory
 
     def _lean(self, memory: Memory, now: Round) -> Tensor:
         """How far the reporters' mutants are from x on average."""
@@ -112,11 +116,12 @@ class FedMut(Rule):
 
 
 def undone(away: Tensor, own: Tensor) -> float:
-    """The fraction of the clients' mutations, `[m, k]`, that their training undid: 0 to 1, by least
-    squares.
-    """
+    """The fraction of mutations, `[m, k]`, that training undid: 0 to 1, by least squares."""
     apart = away - away.mean(0)
     if apart.square().sum() <= 1e-12 * away.square().sum():  # all on one side
         apart = away
     square = float(apart.square().sum())
-    return min(max(-float((apart * own).sum()) / square, 0.0), 1.0) if square > 0 else 0.0
+    if not square > 0:
+        return 0.0
+    fraction = -float((apart * own).sum()) / square
+    return min(max(fraction, 0.0), 1.0)

@@ -43,15 +43,19 @@ class FedNova(Rule):
         return Traits(needs={"mass"}, sums=True, late=True, changes={"units"})
 
     def server(self, now: Round) -> State:
-        return {"velocity": torch.zeros_like(now.x)} if self.momentum else {}
+        if not self.momentum:
+            return {}
+        return {"velocity": torch.zeros_like(now.x)}
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
-        weights, reports = now.weights, now.reports
+        weights = now.weights
+        reports = now.reports
         if self.convex:
             effective = 1 / (weights @ (1 / reports.mass))
+        elif any(isinstance(rule, FedProx) and rule.mu for rule in now.rules):
+            effective = weights @ (reports.steps * now.briefs.lr)
         else:
-            proximal = any(isinstance(rule, FedProx) and rule.mu for rule in now.rules)
-            effective = weights @ (reports.steps * now.briefs.lr if proximal else reports.mass)
+            effective = weights @ reports.mass
         more = (weights * (effective / reports.mass - 1)).to(reports.delta)
         return direction + more @ strides(now)
 

@@ -23,9 +23,7 @@ from kairosfl.core.traits import Traits
 
 @dataclass(frozen=True, kw_only=True)
 class FedOpt(Rule):
-    """An adaptive optimiser on the server; its three subclasses define how the second moment is
-    updated.
-    """
+    """An adaptive optimiser on the server; the subclasses say how its second moment moves."""
 
     lr: float = 0.1
     beta1: float = 0.9
@@ -38,12 +36,14 @@ class FedOpt(Rule):
 
     def traits(self) -> Traits:
         changes = {"coordinates"}
+        if self.beta1:
+            changes.add("momentum")
         return Traits(
             server_optimizer=True,
             reads="direction",
             sums=True,
             late=True,
-            changes=changes | {"momentum"} if self.beta1 else changes,
+            changes=changes,
         )
 
     def server(self, now: Round) -> State:
@@ -109,7 +109,9 @@ class FedAdam(FedOpt):
     def server(self, now: Round) -> State:
         state = super().server(now)
         # The correction is for moments that start at 0; it would blow up tau² by 1 / (1 − beta2).
-        return {**state, "v": torch.zeros_like(now.x)} if self.bias_correction else state
+        if self.bias_correction:
+            state["v"] = torch.zeros_like(now.x)
+        return state
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square

@@ -30,7 +30,9 @@ class FedProx(Rule):
         return Traits(reads="direction", sums=True, late=True)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if self.mu else "fedprox(mu=0) has no effect"
+        if self.mu:
+            return None
+        return "fedprox(mu=0) has no effect"
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         return replace(briefs, pull=briefs.pull + self.mu)

@@ -33,7 +33,11 @@ class FedSAM(Rule):
         return Traits(reads="direction", sums=True, late=True)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if self.rho else "fedsam(rho=0) has no effect"
+        if self.rho:
+            return None
+        return "fedsam(rho=0) has no effect"
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
-        return replace(briefs, radius=briefs.radius + self.rho) if self.rho else briefs
+        if not self.rho:
+            return briefs
+        return replace(briefs, radius=briefs.radius + self.rho)

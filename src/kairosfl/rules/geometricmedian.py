@@ -49,9 +49,9 @@ class GeometricMedian(Robust):
         updates, weights = taking_part(now)
         z = torch.zeros_like(updates[0])
         for _ in range(self.iterations):
-            away = (
-                torch.cat([squared_norms(row[None] - z) for row in updates]).double().sqrt().cpu()
-            )
-            beta = weights / away.clamp(min=self.nu)
+            # Row by row, so that no second matrix [k, d] is in memory.
+            squares = torch.cat([squared_norms(row[None] - z) for row in updates])
+            distances = squares.double().sqrt().cpu()
+            beta = weights / distances.clamp(min=self.nu)
             z = (beta / beta.sum()).to(updates) @ updates
         return z.to(direction)

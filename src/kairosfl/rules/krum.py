@@ -59,11 +59,16 @@ class Krum(Robust):
             return factors
         f = liars(self.share, len(now.reports), k)
         updates = now.reports.delta
-        squares = distances(
-            updates if k == len(factors) else updates[taking.to(updates.device)]
-        ).square()
-        scores = squares.sort(dim=1).values[:, 1 : 1 + max(k - f - 2, 1)].sum(1)
-        kept = nearest(scores, now.reports.ids[taking])[: self.keep or k - f]
+        if k < len(factors):
+            updates = updates[taking.to(updates.device)]
+
+        # The nearest report to each is itself, at distance zero.
+        squares = distances(updates).square()
+        neighbours = max(k - f - 2, 1)
+        scores = squares.sort(dim=1).values[:, 1 : 1 + neighbours].sum(1)
+
+        keep = self.keep or k - f
+        kept = nearest(scores, now.reports.ids[taking])[:keep]
         mask = torch.zeros_like(factors)
         mask[taking[kept]] = 1
         return factors * mask

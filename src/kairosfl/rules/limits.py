@@ -1,13 +1,13 @@
-"""Limits: what a single client may claim, whatever it reports. Ours; the template of a deployment
-has it.
+"""Limits: what a single client may claim, whatever it reports.
 
     samples    n_i, at most `weight` / m of the sum
-    update     Δ_i ← Δ_i · min(1, norm · median ‖Δ‖ / ‖Δ_i‖); also for Δ_i / mass_i where a rule uses mean gradients
+    update     Δ_i ← Δ_i · min(1, norm · median ‖Δ‖ / ‖Δ_i‖)
     numbers    Σ ‖∇L‖² per epoch and the Fisher trace, at most `numbers` times their medians
     weight     after all other rules: at most `weight` / m of the sum
 
-over the m reports of the round. A cap T of a sum is the T with T = share · Σ min(v_i, T); values
-above it become T.
+over the m reports of the round. Where a rule uses mean gradients, Δ_i / mass_i is limited like Δ_i.
+A cap T of a sum is the T with T = share · Σ min(v_i, T); values above it become T. The rule is
+ours, and the template of a deployment has it.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Limits(Guard):
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         if not len(reports):
             return reports
-        n = capped(reports.n.double(), self.weight / len(reports))
-        return replace(
-            reports,
-            n=n.round().to(reports.n) if self.weight else reports.n,
-            delta=self._updates(reports, now.rules) if self.norm else reports.delta,
-            **self._numbers(reports),
-        )
+        limited = self._numbers(reports)
+        if self.weight:
+            n = capped(reports.n.double(), self.weight / len(reports))
+            limited["n"] = n.round().to(reports.n)
+        if self.norm:
+            limited["delta"] = self._updates(reports, now.rules)
+        return replace(reports, **limited)
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
         for rule in reversed(now.rules):
@@ -67,11 +67,15 @@ class Limits(Guard):
                 break
             if acts(rule, "weigh"):
                 raise UserError(
-                    f"limits must be written after {rule.name()}, whose weights it limits; put it last."
+                    f"limits must be written after {rule.name()}, whose weights it limits; "
+                    "put it last."
                 )
-        return capped(factors, self.weight / int((factors > 0).sum())) if self.weight else factors
+        if not self.weight:
+            return factors
+        return capped(factors, self.weight / int((factors > 0).sum()))
 
     def _updates(self, reports: Reports, rules: Iterable[Rule]) -> Tensor:
+        """The updates, none longer than `norm` medians."""
         lengths = squared_norms(reports.delta).double().sqrt().cpu()
         longest = self.norm * middle(lengths)
         if any("mass" in about(rule).needs for rule in rules):
@@ -80,25 +84,29 @@ class Limits(Guard):
         return reports.delta * factors.to(reports.delta)[:, None]
 
     def _numbers(self, reports: Reports) -> dict[str, Any]:
+        """The fields with numbers about clients' data, none above `numbers` medians."""
         if not self.numbers:
             return {}
-        found, per_epoch = {}, reports.grad_sq / reports.epochs  # as the detector reads it
+        per_epoch = reports.grad_sq / reports.epochs  # as the detector reads it
         most = self.numbers * middle(per_epoch)
-        found["grad_sq"] = torch.where(per_epoch > most, most * reports.epochs, reports.grad_sq)
+        grad_sq = torch.where(per_epoch > most, most * reports.epochs, reports.grad_sq)
+        limited = {"grad_sq": grad_sq}
         if reports.fisher is not None:
-            found["fisher"] = reports.fisher.minimum(self.numbers * middle(reports.fisher))
-        return found
+            limited["fisher"] = reports.fisher.minimum(self.numbers * middle(reports.fisher))
+        return limited
 
 
 def capped(values: Tensor, share: float) -> Tensor:
     """`values` with none above this share of their sum: min(v, T) where T = share · Σ min(v, T)."""
     if not values.max() > share * values.sum():
         return values
+    # Summed from below: next to one huge value the others would vanish.
     ordered = values.sort(descending=True).values
-    rest = (
-        ordered.flip(0).cumsum(0).flip(0)
-    )  # summed from below: next to one huge value the others would vanish
+    rest = ordered.flip(0).cumsum(0).flip(0)
     for above, value in enumerate(ordered.tolist()):
-        if above * share < 1 and value <= (cap := share * rest[above] / (1 - above * share)):
+        if above * share >= 1:
+            break
+        cap = share * rest[above] / (1 - above * share)
+        if value <= cap:
             return values.minimum(cap)
     return values.clamp(max=float(ordered[-1]))

@@ -1,5 +1,4 @@
-"""Local differential privacy by the Gaussian mechanism: every client adds noise to its update
-before it is sent.
+"""Local differential privacy: every client adds Gaussian noise to its update before it is sent.
 
     client      Δ_i ← Δ_i · min(1, C / ‖Δ_i‖) + σ · N(0, 1) in every entry
     noise       the smallest σ for which Φ(s/2σ − εσ/s) − e^ε Φ(−s/2σ − εσ/s) ≤ δ,    s = 2C
@@ -66,9 +65,8 @@ class LocalPrivacy(Rule):
 
     def brief(self, briefs: Briefs, memory: Memory, now: Round) -> Briefs:
         clip = torch.full((len(briefs),), self.clip, dtype=torch.float64)
-        return replace(
-            briefs, update_clip=clip, update_noise=memory.state["noise"].expand(len(briefs))
-        )
+        noise = memory.state["noise"].expand(len(briefs))
+        return replace(briefs, update_clip=clip, update_noise=noise)
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         return replace(reports, loss=torch.full_like(reports.loss, math.nan))  # nobody told it
@@ -79,23 +77,20 @@ class LocalPrivacy(Rule):
         return memory.replace(state={**memory.state, "most": most}, rows={"reports": reports})
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
-        return {
-            "local_epsilon": self.total(float(memory.state["noise"]), int(memory.state["most"]))
-        }
+        spent = self.total(float(memory.state["noise"]), int(memory.state["most"]))
+        return {"local_epsilon": spent}
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
         most = int(memory.state["most"])
+        spent = self.total(float(memory.state["noise"]), most)
         return (
-            f"localprivacy: epsilon = {self.epsilon:g} is for one report; the client with the most, {most}, spent "
-            f"{self.total(float(memory.state['noise']), most):.3g}"
+            f"localprivacy: epsilon = {self.epsilon:g} is for one report; the client with the "
+            f"most, {most}, spent {spent:.3g}"
         )
 
     def total(self, noise: float, reports: int) -> float:
         """The ε of all reports of a client, at the same δ."""
         if not reports:
             return 0.0
-        return float(
-            accounting.library().get_epsilon_gaussian(
-                noise / (2 * self.clip * math.sqrt(reports)), self.delta
-            )
-        )
+        multiplier = noise / (2 * self.clip * math.sqrt(reports))
+        return float(accounting.library().get_epsilon_gaussian(multiplier, self.delta))

@@ -1,12 +1,13 @@
 """Median, TrimmedMean: Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed
 Learning", ICML 2018.
 
-    median          x[k] ← x[k] + the middle of {Δ_i[k]}, of two middle ones their mean              (Definition 1)
-    trimmed mean    x[k] ← x[k] + the mean of {Δ_i[k]} without the f largest and the f smallest        (Definition 2)
+    median          x[k] ← x[k] + the middle of {Δ_i[k]}                         (Definition 1)
+    trimmed mean    x[k] ← x[k] + the mean of {Δ_i[k]} without its extremes      (Definition 2)
 
-for every coordinate k, with f = ⌈share · m⌉ of m reports. Where another rule has weighed the
-reports, the middle is that of the weight: at most half of it lies below and above, and f / m of it
-is trimmed on either side.
+for every coordinate k. Of two middle values it is their mean; the extremes are the f largest and
+the f smallest, with f = ⌈share · m⌉ of m reports. Where another rule has weighed the reports, the
+middle is that of the weight: at most half of it lies below and above, and f / m of it is trimmed on
+either side.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class TrimmedMean(Robust):
         f = liars(self.share, len(now.reports), inputs)
 
         def trimmed(values: Tensor, upto: Tensor) -> Tensor:
-            low, high = upto[-1] * (f / inputs), upto[-1] * (1 - f / inputs)
+            low = upto[-1] * (f / inputs)
+            high = upto[-1] * (1 - f / inputs)
             below = torch.cat([torch.zeros_like(upto[:1]), upto[:-1]])
             inside = (upto.minimum(high) - below.maximum(low)).clamp(min=0)
             return (values * (inside / inside.sum(0)).to(values)).sum(0)
@@ -61,15 +63,14 @@ class TrimmedMean(Robust):
 
 
 def by_coordinate(statistic: ByWeight, now: Round) -> Tensor:
-    """A statistic of the sorted values, `[k, part]`, and of the weight up to each, over all
-    coordinates.
-    """
+    """A statistic of every coordinate, from its sorted values and the weight up to each, `[d]`."""
     updates, weights = taking_part(now)
-    weights, found = weights.to(updates.device), []
+    weights = weights.to(updates.device)
+    statistics = []
     for part in updates.split(max(PART // len(updates), 1), dim=1):
-        values, order = part.sort(dim=0, stable=True)
-        found.append(statistic(values, weights[order].cumsum(0)))
-    return torch.cat(found)
+        values, order = part.sort(dim=0, stable=True)  # [k, part]
+        statistics.append(statistic(values, weights[order].cumsum(0)))
+    return torch.cat(statistics)
 
 
 def _middle(values: Tensor, upto: Tensor) -> Tensor:

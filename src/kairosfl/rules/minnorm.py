@@ -1,5 +1,4 @@
-"""The point of least norm in the convex hull of vectors that are known by their inner products
-alone.
+"""The point of least norm in the convex hull of vectors, from their inner products alone.
 
     min λᵀGλ    over    λ ≥ 0, Σ λ_i = 1
 
@@ -25,8 +24,9 @@ EXCHANGES = 20
 
 
 def gap(gram: Floats, weights: Floats) -> float:
-    """Duality gap λᵀGλ − min_i (Gλ)_i: half of the most by which λᵀGλ can exceed the least squared
-    norm.
+    """Duality gap λᵀGλ − min_i (Gλ)_i.
+
+    Twice that is the most by which λᵀGλ can exceed the least squared norm.
     """
     slopes = gram @ weights
     return float(weights @ slopes - slopes.min())
@@ -47,13 +47,20 @@ def min_norm(gram: Floats, start: Floats | None = None) -> Floats:
     a = lengths.min() / lengths
     matrix = gram / lengths / lengths[:, None] + a * a[:, None]
     matrix[np.diag_indices_from(matrix)] += RIDGE
-    z, settled = _exchange(matrix, a, np.ones(len(a), bool) if start is None else start > 0)
-    weights = a * (z if settled else _active_set(matrix, a, z))
+
+    inside: Mask = np.ones(len(a), bool)
+    if start is not None:
+        inside = start > 0
+    z, solved = _exchange(matrix, a, inside)
+    if not solved:
+        z = _active_set(matrix, a, z)
+    weights = a * z
     weights /= weights.sum()
     return weights
 
 
 def _solve(matrix: Floats, a: Floats, inside: Mask) -> Floats:
+    """The best point with zeros outside of the mask, of which entries may be negative."""
     z = np.zeros(len(a))
     z[inside] = np.linalg.solve(matrix[np.ix_(inside, inside)], a[inside])
     return z
@@ -61,61 +68,86 @@ def _solve(matrix: Floats, a: Floats, inside: Mask) -> Floats:
 
 def _exchange(matrix: Floats, a: Floats, inside: Mask) -> tuple[Floats, bool]:
     """The solution and True, or the best z ≥ 0 that the exchanges found and False."""
-    best, lowest = np.zeros(len(a)), 0.0
+    best = np.zeros(len(a))
+    lowest = 0.0
     for _ in range(EXCHANGES):
         z = _solve(matrix, a, inside)
         wrong = np.where(inside, z < 0, matrix @ z - a < -SLACK)
         if not wrong.any():
             return z, True
         z = z.clip(min=0)
-        value = float(z @ (matrix @ z - 2 * a))
-        if value < lowest:
-            best, lowest = z, value
+        objective = float(z @ (matrix @ z - 2 * a))
+        if objective < lowest:
+            best = z
+            lowest = objective
         inside = inside ^ wrong
     return best, False
 
 
 def _active_set(matrix: Floats, a: Floats, z: Floats) -> Floats:
-    """Descend from z ≥ 0: go to the best point on the active indices, drop those it makes negative,
-    add one; repeat.
+    """Descend from z ≥ 0.
+
+    Go to the best point on the active indices, drop those that it makes negative, add one; repeat.
     """
-    inside, lowest = z > 0, np.inf
+    inside = z > 0
+    lowest = np.inf
     while True:
-        now, aim = z, _solve(matrix, a, inside)
-        while (falling := inside & (aim <= 0)).any():
-            ratios = np.where(
-                falling, np.divide(now, now - aim, out=np.zeros(len(a)), where=now > aim), np.inf
-            )
-            now = (now + ratios.min() * (aim - now)).clip(min=0)
-            inside = inside & (now > 0)
-            inside[np.argmin(ratios)] = False
-            now[~inside] = 0
-            aim = _solve(matrix, a, inside)
+        aim, inside = _feasible(matrix, a, z, inside)
         slopes = matrix @ aim - a
-        value = float(aim @ (slopes - a))
-        if not value < lowest:  # any further decrease is below rounding error
+        objective = float(aim @ (slopes - a))
+        if not objective < lowest:  # any further decrease is below rounding error
             return z
-        z, lowest = aim, value
+        z = aim
+        lowest = objective
         if slopes.min() >= -SLACK:
             return z
         inside[np.argmin(slopes)] = True
 
 
+def _feasible(matrix: Floats, a: Floats, z: Floats, inside: Mask) -> tuple[Floats, Mask]:
+    """The best point on the active indices with none of them negative, and those left active.
+
+    On the way from z to the best point the first index to reach zero is dropped, until none does.
+    """
+    now = z
+    aim = _solve(matrix, a, inside)
+    falling = inside & (aim <= 0)
+    while falling.any():
+        steps = np.divide(now, now - aim, out=np.zeros(len(a)), where=now > aim)
+        ratios = np.where(falling, steps, np.inf)
+        now = (now + ratios.min() * (aim - now)).clip(min=0)
+        inside = inside & (now > 0)
+        inside[np.argmin(ratios)] = False
+        now[~inside] = 0
+        aim = _solve(matrix, a, inside)
+        falling = inside & (aim <= 0)
+    return aim, inside
+
+
 def frank_wolfe(gram: Floats, iterations: int = 1000, tolerance: float = 1e-5) -> Floats:
-    """λ by the released code's Frank-Wolfe: from the best pair, until λ changes by less than
-    `tolerance` in total.
+    """λ by the released code's Frank-Wolfe: from the best pair, until λ hardly changes.
 
     It does not test the duality gap, which on a hundred unit vectors ends at 1e-5 to 1e-4.
+
+    Args:
+        gram: The inner products, `[K, K]`.
+        iterations: The most steps that it takes.
+        tolerance: It stops when λ changes by less than this in total.
     """
     count = len(gram)
     if count == 1:
         return np.ones(1)
+
+    # The best point between any two of the vectors.
     squares = np.diag(gram)
     first, second = np.triu_indices(count, 1)
     part, cost = _between(squares[first], gram[first, second], squares[second])
     pair = int(np.argmin(cost))
     weights = np.zeros(count)
-    weights[first[pair]], weights[second[pair]] = part[pair], 1 - part[pair]
+    weights[first[pair]] = part[pair]
+    weights[second[pair]] = 1 - part[pair]
+
+    # From there towards one vertex at a time.
     for _ in range(iterations):
         slopes = gram @ weights
         vertex = int(np.argmin(slopes))
@@ -129,9 +161,7 @@ def frank_wolfe(gram: Floats, iterations: int = 1000, tolerance: float = 1e-5) -
 
 
 def _between(one: Floats, product: Floats, two: Floats) -> tuple[Floats, Floats]:
-    """How much of the first of two vectors the shortest point between them takes, and that point's
-    squared norm.
-    """
+    """The share of the first of two vectors in the shortest point between them, and its square."""
     with np.errstate(divide="ignore", invalid="ignore"):
         part = (two - product) / (one + two - 2 * product)
     cost = two + part * (product - two)

@@ -2,12 +2,12 @@
 Bucketing", ICLR 2022. NNM: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML
 under Heterogeneity", AISTATS 2023.
 
-    bucketing    the reports in random order in buckets of `size`; a bucket is one report, the mean of its own, with
-                 their weight
-    NNM          Δ_i ← the mean of the m − f reports nearest to Δ_i, itself among them,    f = ⌈share · m⌉
+    bucketing    the reports in random order in buckets of `size`; a bucket is one report, the mean
+                 of its own, with their weight
+    NNM          Δ_i ← the mean of the m − f reports nearest to Δ_i, itself among them
 
-Honest clients with different data look like liars to a median. Both make the updates more alike
-before a robust rule.
+with f = ⌈share · m⌉. Honest clients with different data look like liars to a median. Both make the
+updates more alike before a robust rule.
 """
 
 from __future__ import annotations
@@ -70,30 +70,33 @@ class Bucketing(Mixing):
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
         if not len(reports):
             return reports
-        bucket, counts = self._buckets(reports.ids, now), now.counts()
-        total = torch.zeros(int(bucket.max()) + 1, dtype=torch.float64).index_add(0, bucket, counts)
+        bucket = self._buckets(reports.ids, now)
+        counts = now.counts()
+        empty = torch.zeros(int(bucket.max()) + 1, dtype=torch.float64)
+        total = empty.index_add(0, bucket, counts)
+
+        # [buckets, m]: the share of each report in the mean of its bucket.
         shares = torch.zeros(len(total), len(counts), dtype=torch.float64)
         shares[bucket, torch.arange(len(counts))] = counts / total[bucket]
-        return replace(
-            reports,
-            delta=(shares.to(reports.delta) @ reports.delta)[bucket.to(reports.delta.device)],
-        )
+        means = shares.to(reports.delta) @ reports.delta
+        return replace(reports, delta=means[bucket.to(means.device)])
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
+        # All reports of a bucket are its mean: the one with the lowest id has their weight.
         ids = now.reports.ids
         bucket = self._buckets(ids, now)
         summed = torch.zeros_like(factors)
-        for each in range(int(bucket.max()) + 1):
-            members = (bucket == each).nonzero().squeeze(1)
-            summed[members[ids[members].argmin()]] = factors[members].sum()
+        for number in range(int(bucket.max()) + 1):
+            members = (bucket == number).nonzero().squeeze(1)
+            first = members[ids[members].argmin()]
+            summed[first] = factors[members].sum()
         return summed
 
     def _buckets(self, ids: Tensor, now: Round) -> Tensor:
-        """The bucket of each report; the same in `receive` and in `weigh`, whatever the order of
-        the reports.
-        """
+        """The bucket of each report, whatever their order: the same in `receive` and `weigh`."""
         drawn = torch.from_numpy(now.stream("bucketing").permutation(len(ids)) // self.size)
-        return drawn[ids.argsort().argsort()]
+        ranks = ids.argsort().argsort()
+        return drawn[ranks]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,12 @@
 """PA3Fed: "Period-Aware Adaptive Aggregation for Improved Federated Learning", AAAI 2025.
 
-    score       s_i^t, on all local data: log-likelihood or loss (Eq. 8), or accuracy               (Eq. 9)
-    factor      α_i = exp(−beta · (s_i^{t−σ} − s_i^t))  inside a critical period, 1 outside it      (Eq. 10)
+    score       s_i^t, on all local data: log-likelihood or loss (Eq. 8), or accuracy  (Eq. 9)
+    factor      α_i = exp(−beta · (s_i^{t−σ} − s_i^t))                                 (Eq. 10)
                 α_i = exp(−beta · |s_i^{t−σ} − s_i^t|)  with `change = "small"`
     weights     n_i · α_i, divided by their sum
 
-σ is how many rounds ago the client last took part. A client without a history has α = 1.
+σ is how many rounds ago the client last took part. A client without a history has α = 1, and all
+clients have it outside a critical period.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ class PA3Fed(Rule):
         most = float(memory.state["change"])
         if most >= NOTICEABLE:
             return None
-        change = f"{100 * most:.2g} %"
-        return f"pa3fed changed no client's weight by more than {change}, so this run is nearly the same as without it"
+        return (
+            f"pa3fed changed no client's weight by more than {100 * most:.2g} %, so this run is "
+            "nearly the same as without it"
+        )
 
     def server(self, now: Round) -> State:
-        return {
-            "change": torch.tensor(0.0, dtype=torch.float64)
-        }  # the largest relative change of a weight so far
+        # The largest relative change of a weight so far.
+        return {"change": torch.tensor(0.0, dtype=torch.float64)}
 
     def client(self, now: Round) -> State:
         return {"score": torch.tensor(float("nan"), dtype=torch.float64)}
@@ -81,15 +83,20 @@ class PA3Fed(Rule):
         return briefs.measured(self._measurement)
 
     def weigh(self, factors: Tensor, memory: Memory, now: Round) -> Tensor:
-        return (
-            factors * self._factors(memory, now) if self.always or now.signals.critical else factors
-        )
+        if not self._acts(now):
+            return factors
+        return factors * self._factors(memory, now)
+
+    def _acts(self, now: Round) -> bool:
+        return self.always or now.signals.critical
 
     def _factors(self, memory: Memory, now: Round) -> Tensor:
+        """α_i, `[m]`, up to a common factor."""
         worse = memory.rows["score"] - self._score(now.reports)
-        exponent = (-self.beta * (worse.abs() if self.change == "small" else worse)).nan_to_num(
-            nan=0.0
-        )
+        if self.change == "small":
+            worse = worse.abs()
+        exponent = (-self.beta * worse).nan_to_num(nan=0.0)  # without a history
+
         # Only ratios matter: with the largest factor at 1, a score that exploded does not overflow.
         # The smallest stays above 0, so that a client with an absurd score cannot silence all
         # others before limits caps its weight.
@@ -97,11 +104,11 @@ class PA3Fed(Rule):
 
     def observe(self, memory: Memory, now: Round) -> Memory:
         change = memory.state["change"]
-        if self.always or now.signals.critical:
-            factors, counts = self._factors(memory, now), now.counts()
-            change = torch.maximum(
-                change, (factors * counts.sum() / (factors @ counts) - 1).abs().max()
-            )
+        if self._acts(now):
+            factors = self._factors(memory, now)
+            counts = now.counts()
+            relative = factors * counts.sum() / (factors @ counts) - 1
+            change = torch.maximum(change, relative.abs().max())
         return memory.replace(state={"change": change}, rows={"score": self._score(now.reports)})
 
     def _score(self, reports: Reports) -> Tensor:
@@ -112,4 +119,7 @@ class PA3Fed(Rule):
 
     @property
     def _measurement(self) -> str:
-        return f"{'accuracy' if self.score == 'accuracy' else 'score'}_{self.at}"
+        """The field of the reports that has the scores."""
+        if self.score == "accuracy":
+            return f"accuracy_{self.at}"
+        return f"score_{self.at}"

@@ -37,8 +37,10 @@ def refusals() -> str:
         if matched is None:
             continue
         row, one, other = matched
-        in_order = (first, second) if one is members[first] else (second, first)
-        pairs[row].append(in_order)
+        if one is members[first]:
+            pairs[row].append((first, second))
+        else:
+            pairs[row].append((second, first))
         fixes[row] += [*suggested(one, row.other), *suggested(other, row.one)]
 
     lines = ["| one | beside | why |", "|---|---|---|"]
@@ -48,10 +50,18 @@ def refusals() -> str:
 
 def sums() -> str:
     """Which rules need only sums of updates, as a table in Markdown."""
-    only = [name for name in RULES.own if _member(name).traits.sums]
-    single = [name for name in RULES.own if name not in only]
-    only += [text for text in SETTINGS if _member(text).traits.sums and _name(text) not in only]
-    single += [text for text in SETTINGS if not _member(text).traits.sums and _name(text) in only]
+    only: list[str] = []
+    single: list[str] = []
+    for name in RULES.own:
+        texts = only if _member(name).traits.sums else single
+        texts.append(name)
+    for text in SETTINGS:  # where they change the answer
+        by_default = _name(text) in only
+        with_settings = _member(text).traits.sums
+        if with_settings and not by_default:
+            only.append(text)
+        elif by_default and not with_settings:
+            single.append(text)
     return (
         "| what the server needs | rules |\n|---|---|\n"
         f"| weighted sums of the updates, and their norms | {_listed(only)} |\n"
@@ -110,8 +120,14 @@ def _general(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _called(texts: list[str], otherwise: str) -> str:
-    return _name(texts[0]) if len(texts) == 1 else otherwise
+    if len(texts) == 1:
+        return _name(texts[0])
+    return otherwise
 
 
 def _listed(texts: list[str]) -> str:
-    return ", ".join(text if text in RULES.own else f"`{text}`" for text in texts)
+    """The texts with commas between them; those with settings as code."""
+    words = []
+    for text in texts:
+        words.append(text if text in RULES.own else f"`{text}`")
+    return ", ".join(words)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 SAID = {
     ("vrlsgd", "feddyn"): (
-        "vrlsgd and feddyn both correct the clients' drift, each as if it were alone; compare the sum with each of them"
+        "vrlsgd and feddyn both correct the clients' drift, each as if it were alone; compare the "
+        "sum with each of them"
     ),
     ("scaffold", "feddyn"): (
-        "scaffold and feddyn both correct the clients' drift, each as if it were alone; compare the sum "
-        "with each of them"
+        "scaffold and feddyn both correct the clients' drift, each as if it were alone; compare "
+        "the sum with each of them"
     ),
     ("moon", "alt"): (
         "moon moves a client's features away from those of its previous model, and "

@@ -1,13 +1,13 @@
 """Client-level differential privacy: McMahan et al., "Learning Differentially Private Recurrent
 Models", ICLR 2018.
 
-    cohort      every client takes part with probability q = m / N, independently; m is the size that the rules planned
+    cohort      every client takes part with probability q = m / N, independently
     client      Δ_i ← Δ_i · min(1, C / ‖Δ_i‖)
     server      Δ = (Σ Δ_i + z C · N(0, 1)) / m,    x ← x + Δ, or as another rule steps along Δ
-    account     the cost of (q, z) is added in every round, also in one without reports; `accounting.py`
+    account     the cost of (q, z) is added in every round, also in one without reports
 
-Adaptive clipping: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS
-2021, Algorithm 1:
+m is the size that the rules planned; `accounting.py` has the account. Adaptive clipping: Andrew et
+al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm 1:
 
     b = (Σ (1[‖Δ_i‖ ≤ C] − 1/2) + σ_b N(0, 1)) / m + 1/2,    C ← C · exp(−clip_lr · (b − quantile))
 
@@ -118,48 +118,49 @@ class Privacy(Rule):
         return bool(self.population or self.noise_cohort)
 
     def largest_cohort(self, cohort: int, population: int) -> int:
-        return min(
-            population, math.ceil(cohort + 10 * math.sqrt(cohort) + 20)
-        )  # more has a probability below e^−40
+        most = math.ceil(cohort + 10 * math.sqrt(cohort) + 20)  # more: a probability below e^−40
+        return min(population, most)
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        count, cohort = self.population or now.population, self.noise_cohort or now.cohort
-        if self.delta * count > 1 + 1e-9:
+        clients = self._clients(now)
+        if self.delta * clients > 1 + 1e-9:
             return (
-                f"privacy(delta={self.delta:g}) promises little: with {count} clients, publishing one of them as it is "
-                "would be allowed; use a delta well below 1 / clients"
+                f"privacy(delta={self.delta:g}) promises little: with {clients} clients, "
+                "publishing one of them as it is would be allowed; use a delta well below "
+                "1 / clients"
             )
         if not self.hypothetical:
             return None
+        cohort = self.noise_cohort or now.cohort
         return (
-            f"the epsilon of privacy is hypothetical: that of cohorts of {cohort} out of {count} clients, of which "
-            f"{now.cohort} out of {now.population} were simulated"
+            f"the epsilon of privacy is hypothetical: that of cohorts of {cohort} out of {clients} "
+            f"clients, of which {now.cohort} out of {now.population} were simulated"
         )
 
     def record(self, memory: Memory, now: Round) -> dict[str, float]:
         name = "hypothetical_epsilon" if self.hypothetical else "epsilon"
-        found = {name: accounting.running(memory.state["spent"].numpy(), self.delta)}
-        return found | ({"update_clip": float(memory.state["clip"])} if self.quantile else {})
+        values = {name: accounting.running(memory.state["spent"].numpy(), self.delta)}
+        if self.quantile:
+            values["update_clip"] = float(memory.state["clip"])
+        return values
 
     def server(self, now: Round) -> State:
         accounting.library()
-        few = now.population
         self.check(
             "population",
-            not self.population or self.population >= few,
-            f"{few} clients are simulated",
+            not self.population or self.population >= now.population,
+            f"{now.population} clients are simulated",
         )
         self.check(
             "noise_cohort",
-            self.noise_cohort <= (self.population or few),
+            self.noise_cohort <= self._clients(now),
             "give a population that is larger",
         )
-        self._draw("", now)  # refuses a key without a secret
         rate = self._rate(now.cohort, now)
+        self._draw("", now)  # refuses a key without a secret
         z = self.noise or accounting.calibrated(rate, now.rounds, self.epsilon, self.delta)
-        self._split(
-            z, self.expected(now.cohort, now), now
-        )  # refuses noise that leaves nothing for the updates
+        expected = self.expected(now.cohort, now)
+        self._split(z, expected, now)  # refuses noise that leaves nothing for the updates
         return {
             "noise": torch.tensor(z, dtype=torch.float64),
             "clip": torch.tensor(self.clip, dtype=torch.float64),
@@ -170,31 +171,28 @@ class Privacy(Rule):
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if plan.ids is not None or plan.eligible is not None:
             raise UserError(
-                "privacy draws every client with the same probability, and another rule chose clients."
+                "privacy draws every client with the same probability, and another rule chose "
+                "clients."
             )
         size = min(plan.size, now.population)
         after = memory.state["spent"] + self._cost(size, memory, now)
         if not (after <= memory.state["budget"]).any():
             raise Finished(
-                f"the privacy budget, epsilon = {self.epsilon:g} at delta = {self.delta:g}, does not pay for one more "
-                "round"
+                f"the privacy budget, epsilon = {self.epsilon:g} at delta = {self.delta:g}, does "
+                "not pay for one more round"
             )
         drawn = self._draw("cohort", now).random(now.population) < size / now.population
         return Plan(size=size, ids=np.flatnonzero(drawn))
 
     def receive(self, reports: Reports, memory: Memory, now: Round) -> Reports:
-        factors = (float(memory.state["clip"]) / _lengths(reports)).clamp(
-            max=1.0
-        )  # a length of 0 gives 1
+        clip = float(memory.state["clip"])
+        factors = (clip / _lengths(reports)).clamp(max=1.0)  # a length of 0 gives 1
         return replace(reports, delta=reports.delta * factors.to(reports.delta)[:, None])
 
     def combine(self, direction: Tensor, memory: Memory, now: Round) -> Tensor:
         expected = self.expected(now.size, now)
-        scale = (
-            self._split(float(memory.state["noise"]), expected, now)[0]
-            * float(memory.state["clip"])
-            / expected
-        )
+        multiplier, _ = self._split(float(memory.state["noise"]), expected, now)
+        scale = multiplier * float(memory.state["clip"]) / expected
         return now.reports.delta.sum(0) / now.size + scale * self.normal("update", now, direction)
 
     def observe(self, memory: Memory, now: Round) -> Memory:
@@ -202,56 +200,57 @@ class Privacy(Rule):
         state["spent"] = state["spent"] + self._cost(now.size, memory, now)
         if self.quantile:
             expected = self.expected(now.size, now)
+            _, deviation = self._split(float(state["noise"]), expected, now)
+            noise = deviation * self._draw("count", now).standard_normal()
             short = _lengths(now.reports) <= UNCLIPPED * float(state["clip"])
-            noise = (
-                self._split(float(state["noise"]), expected, now)[1]
-                * self._draw("count", now).standard_normal()
-            )
             below = float((short.double() - 0.5).sum()) / now.size + noise / expected + 0.5
             state["clip"] = state["clip"] * math.exp(-self.clip_lr * (below - self.quantile))
         return memory.replace(state=state)
 
     def expected(self, size: int, now: Round) -> float:
-        """The expected cohort that the noise is for, when `size` clients are to take part in the
-        simulation.
-        """
+        """The expected cohort that the noise is for, where `size` clients are simulated."""
         scale = self.noise_cohort / now.cohort if self.noise_cohort else 1.0
-        return min(size * scale, self.population or now.population)
+        return min(size * scale, self._clients(now))
 
     def normal(self, purpose: str, now: Round, like: Tensor) -> Tensor:
         """Standard normal numbers like this tensor, drawn where it is."""
         return normal(self._draw(purpose, now), like)
 
+    def _clients(self, now: Round) -> int:
+        """How many clients the federation has that is promised something."""
+        return self.population or now.population
+
     def _rate(self, size: int, now: Round) -> float:
-        return self.expected(size, now) / (self.population or now.population)
+        return self.expected(size, now) / self._clients(now)
 
     def _cost(self, size: int, memory: Memory, now: Round) -> Tensor:
-        return torch.from_numpy(
-            accounting.cost(self._rate(size, now), float(memory.state["noise"])).copy()
-        )
+        """ρ of a round of this size, for every order."""
+        cost = accounting.cost(self._rate(size, now), float(memory.state["noise"]))
+        return torch.from_numpy(cost.copy())  # the cached one cannot be written
 
     def _split(self, z: float, expected: float, now: Round) -> tuple[float, float]:
-        """The multiplier of the updates' noise and that of the count's, which together with the
-        detector's cost z.
-        """
+        """The multipliers of the updates and of the count; with the detectors' they cost z."""
         count = max(expected / 20, z)
         others = (2 * count) ** -2 if self.quantile else 0.0
         others += sum(detector.multiplier**-2 for detector in now.detectors)
         if z**-2 <= others:
             raise UserError(
-                f"run.detector = {str(now.detectors[0])!r} has too little noise for the multiplier {z:.4g} of privacy, "
-                f"of which it is a part; use several times as much, such as noise={math.ceil(3 * z)}."
+                f"run.detector = {str(now.detectors[0])!r} has too little noise for the multiplier "
+                f"{z:.4g} of privacy, of which it is a part; use several times as much, such as "
+                f"noise={math.ceil(3 * z)}."
             )
         return (z**-2 - others) ** -0.5, count
 
     def _draw(self, purpose: str, now: Round) -> np.random.Generator:
+        """The generator of this purpose and round, from the seed alone or with the secret."""
         if not self.key:
             return now.stream(f"privacy {purpose}")
         secret = os.environ.get(self.key, "")
         if len(secret) < SHORTEST_SECRET:
             raise UserError(
-                f"privacy: key = {self.key!r} must name an environment variable with a secret of {SHORTEST_SECRET} "
-                f"characters or more; set it, for instance by export {self.key}=$(openssl rand -hex 32)."
+                f"privacy: key = {self.key!r} must name an environment variable with a secret of "
+                f"{SHORTEST_SECRET} characters or more; set it, for instance by export "
+                f"{self.key}=$(openssl rand -hex 32)."
             )
         seed = secret_seed(now.seed, hashlib.sha256(secret.encode()).digest())
         return stream(seed, f"privacy {purpose}", now.number)
@@ -260,8 +259,6 @@ class Privacy(Rule):
 def _lengths(reports: Reports) -> Tensor:
     """‖Δ_i‖, `[m]`."""
     rows = reports.delta
-    return (
-        squared_norms(rows).double().sqrt()
-        if len(rows)
-        else torch.empty(0, dtype=torch.float64, device=rows.device)
-    )
+    if not len(rows):
+        return torch.empty(0, dtype=torch.float64, device=rows.device)
+    return squared_norms(rows).double().sqrt()

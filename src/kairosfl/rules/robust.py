@@ -1,6 +1,4 @@
-"""What the robust rules share: how many liars they expect, whose reports take part, and what they
-refuse.
-"""
+"""What the robust rules share: how many liars they expect, and whose reports take part."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ PART = 1 << 22  # numbers that are sorted at a time
 
 
 class Guard(Rule):
-    """A rule that limits what a lying client can do. It changes no objective, so FedAWARE treats it
-    as adaptive.
+    """A rule that limits what a lying client can do.
+
+    It changes no objective, so FedAWARE treats it as adaptive.
     """
 
     def traits(self) -> Traits:
@@ -31,8 +30,8 @@ class Guard(Rule):
         if not exposed or first is not self:
             return None
         return (
-            f"{exposed[0]} learns from what every single client reported in all rounds, which no rule bounds: one "
-            "lying client can ruin the run; without it, the direction is protected"
+            f"{exposed[0]} learns from what every single client reported in all rounds, which no "
+            "rule bounds: one lying client can ruin the run; without it, the direction is protected"
         )
 
 
@@ -42,11 +41,10 @@ def _learns_from_each(rule: Rule) -> bool:
 
 
 class Robust(Guard):
-    """A rule that replaces the mean of the cohort. Clients count equally, since what they claim may
-    be a lie.
+    """A rule that replaces the mean of the cohort.
 
-    It protects the direction alone. Reports of weight zero take no part, so that buckets count
-    once.
+    Clients count equally, since what they claim may be a lie. It protects the direction alone.
+    Reports of weight zero take no part, so that buckets count once.
     """
 
     def traits(self) -> Traits:
@@ -55,24 +53,24 @@ class Robust(Guard):
 
 
 def liars(share: float, reports: int, inputs: int) -> int:
-    """How many of `inputs` vectors may be lies when a share of the reports is: always fewer than
-    half.
-    """
-    return max(min(math.ceil(share * reports - 1e-9), (inputs - 1) // 2), 0)
+    """How many of `inputs` vectors may be lies when a share of the reports is: below half."""
+    minority = (inputs - 1) // 2
+    return max(min(math.ceil(share * reports - 1e-9), minority), 0)
 
 
 def taking_part(now: Round) -> tuple[Tensor, Tensor]:
-    """The updates with a weight above zero, `[k, d]`, and their weights, the largest of which is 1."""
+    """The updates of weight above zero, `[k, d]`, and their weights, the largest of which is 1."""
     kept = now.weights > 0
     weights = now.weights[kept] / now.weights.max()
     updates = now.reports.delta
-    return updates if bool(kept.all()) else updates[kept.to(updates.device)], weights
+    if not bool(kept.all()):  # else they are not copied
+        updates = updates[kept.to(updates.device)]
+    return updates, weights
 
 
 def distances(vectors: Tensor) -> Tensor:
-    """‖v_i − v_j‖ in float64 on the CPU, `[k, k]`; by differences, since the form with products
-    cancels.
-    """
+    """‖v_i − v_j‖ in float64 on the CPU, `[k, k]`."""
+    # By differences, since the form with products cancels.
     return torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").double().cpu()
 
 

@@ -90,9 +90,10 @@ class SCAFFOLD(Rule):
     def observe(self, memory: Memory, now: Round) -> Memory:
         c = mean_gradients(now) if self.divisor == "mass" else _by_steps(now)
         c += memory.rows["vector"] - memory.sent["mean"]
-        return everyone.changed(
-            memory, c, now, torch.ones_like(now.counts()) if self.weights == "models" else None
-        )
+        counts = None  # as the models do
+        if self.weights == "models":
+            counts = torch.ones_like(now.counts())
+        return everyone.changed(memory, c, now, counts)
 
     def step(self, direction: Tensor, memory: Memory, now: Round) -> tuple[Tensor, Memory]:
         return self.lr * direction, memory

@@ -1,12 +1,13 @@
 """VRL-SGD: Liang et al., "Variance Reduced Local SGD with Lower Communication Complexity", 2019.
 
     local     g = ∇f_i(w) − Δ_i
-    server    Δ_i ← Δ_i + rate · (G_i − Σ p_j G_j),    G_i = (x − w_i) / mass_i the mean local gradient
+    server    Δ_i ← Δ_i + rate · (G_i − Σ p_j G_j)
 
-The centred form keeps Σ n_i Δ_i = 0 over all clients, independent of who takes part. p_j are the
-weights before any other rule changes them: with PA3Fed's, which change every round, that sum would
-drift, and the run with it. The paper's (x̂ − w_i) / (k · lr) is the same for equal steps; with
-unequal steps, taken literally, it ends where FedAvg does.
+with the mean local gradients G_i = (x − w_i) / mass_i. The centred form keeps Σ n_i Δ_i = 0 over
+all clients, independent of who takes part. p_j are the weights before any other rule changes them:
+with PA3Fed's, which change every round, that sum would drift, and the run with it. The paper's
+(x̂ − w_i) / (k · lr) is the same for equal steps; with unequal steps, taken literally, it ends
+where FedAvg does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class VRLSGD(Rule):
         return Traits(needs={"mass"}, late=True, changes={"drift", "histories"})
 
     def verdict(self, memory: Memory, now: Round) -> str | None:
-        return None if self.rate else "vrlsgd(rate=0) has no effect"
+        if self.rate:
+            return None
+        return "vrlsgd(rate=0) has no effect"
 
     def note_with(self, other: Rule) -> str | None:
         return SAID.get((self.name(), other.name()))
@@ -53,7 +56,9 @@ class VRLSGD(Rule):
         return briefs.pushed(-memory.rows["delta"])
 
     def observe(self, memory: Memory, now: Round) -> Memory:
-        gradient, counts = mean_gradients(now), now.counts()
-        gradient -= (counts / counts.sum()).to(gradient) @ gradient
         # In place: a cohort of models is large.
-        return memory.replace(rows={"delta": gradient.mul_(self.rate).add_(memory.rows["delta"])})
+        gradient = mean_gradients(now)
+        counts = now.counts()
+        gradient -= (counts / counts.sum()).to(gradient) @ gradient
+        gradient.mul_(self.rate).add_(memory.rows["delta"])
+        return memory.replace(rows={"delta": gradient})
