@@ -8,6 +8,7 @@ with each other.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,24 +27,22 @@ COMPARE = ("rounds", "visits", "levels")
 
 
 def _rising(value: float, memory: Memory, delta: float) -> tuple[bool, Memory]:
-    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta; the first round is critical, and zero after zero is
-    not.
-    """
+    """Eq. 2: (v_t − v_{t−1}) / v_{t−1} ≥ delta. The first round is, and zero after zero is not."""
     before = float(memory.state["before"])
-    critical = before != before or (value - before >= delta * before and max(value, before) > 0)
+    first = math.isnan(before)
+    critical = first or (value - before >= delta * before and max(value, before) > 0)
     return critical, memory.replace(state={"before": torch.tensor(value, dtype=torch.float64)})
 
 
 def _mean(values: Tensor, n: Tensor, weighted: bool) -> float:
+    """The mean over clients, by their samples or plain."""
     weights = n.double() if weighted else torch.ones(len(n), dtype=torch.float64)
     return float((weights / weights.sum()) @ values.double())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Growing(Detector):
-    """A detector whose value can be compared between rounds, as in the papers, or followed as
-    growth per round.
-    """
+    """A detector whose value is compared between rounds, as in the papers, or whose growth is."""
 
     delta: float = 0.01
     compare: str = "rounds"
@@ -69,7 +68,9 @@ class _Growing(Detector):
         return growth.begun()
 
     def client(self, now: Round) -> State:
-        return growth.unseen() if self.compare == "visits" else {}
+        if self.compare != "visits":
+            return {}
+        return growth.unseen()
 
     def value(self, memory: Memory, now: Round) -> float:
         """The papers' value, or the growth per round."""
@@ -83,8 +84,9 @@ class _Growing(Detector):
             return _rising(value, memory, self.delta)
         levels = growth.logs(self.of_clients(now))
         state = growth.decided(value, growth.pooled(levels, memory, now.number), self.fall)
-        number = torch.full((len(levels),), now.number)
-        rows = {"level": levels, "round": number} if memory.rows else memory.rows
+        rows = memory.rows
+        if rows:  # each client is compared with its own last report
+            rows = {"level": levels, "round": torch.full((len(levels),), now.number)}
         return bool(state["critical"]), memory.replace(state=state, rows=rows)
 
 
@@ -126,9 +128,7 @@ class FGN(_Growing):
 
     @classmethod
     def released(cls) -> Self:
-        """The authors' code: window 10, checked every second round, the first five checks critical,
-        plain mean.
-        """
+        """The authors' code: plain means over a window of ten, checked every second round."""
         return cls(window=10, every=2, forced=5, weighted=False)
 
     def __post_init__(self) -> None:
@@ -168,9 +168,9 @@ class FGN(_Growing):
 
     def of_round(self, now: Round) -> float:
         norms = now.reports.grad_sq / now.reports.epochs
-        return _mean(
-            now.briefs.lr * norms if self.include_lr else norms, now.reports.n, self.weighted
-        )
+        if self.include_lr:
+            norms = now.briefs.lr * norms
+        return _mean(norms, now.reports.n, self.weighted)
 
     def decide(self, value: float, memory: Memory, now: Round) -> tuple[bool, Memory]:
         if not self.window or self.compare != "rounds":
@@ -180,7 +180,8 @@ class FGN(_Growing):
             return bool(state["critical"]), memory
         history = torch.cat([state["history"][1:], torch.tensor([value], dtype=torch.float64)])
         checks = int(state["checks"]) + 1
-        old, new = max(float(history[:-1].mean()), 1e-7), float(history[1:].mean())
+        old = max(float(history[:-1].mean()), 1e-7)
+        new = float(history[1:].mean())
         critical = (new - old) / old > self.delta or checks <= self.forced
         state = {
             "history": history,
@@ -223,7 +224,8 @@ class FedFIM(_Growing):
     def of_clients(self, now: Round) -> Tensor:
         if now.reports.fisher is None:
             raise UserError(
-                "The engine reported no Fisher trace; use an engine that measures it, or detector = 'fgn'."
+                "The engine reported no Fisher trace; use an engine that measures it, or "
+                "detector = 'fgn'."
             )
         return now.reports.fisher
 
@@ -235,9 +237,6 @@ DETECTORS: dict[str, type[Spec]] = {"fgn": FGN, "fedfim": FedFIM}
 
 
 def parse_detectors(text: str, allow: Collection[str] = ()) -> tuple[Detector, ...]:
-    """`"fgn"`, `"fgn.released()"`, or several to record together, `"fgn + fedfim"`; the first one
-    decides.
-    """
-    return tuple(
-        spec for spec in parse("detector", text, DETECTORS, allow) if isinstance(spec, Detector)
-    )
+    """`"fgn"`, or several to record, `"fgn.released() + fedfim"`, of which the first decides."""
+    specs = parse("detector", text, DETECTORS, allow)
+    return tuple(spec for spec in specs if isinstance(spec, Detector))

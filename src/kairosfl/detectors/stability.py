@@ -1,5 +1,4 @@
-"""How steady a client's training is: the five measures of PA3Fed's Table 1 over a client's losses
-(AAAI 2025).
+"""How steady a client's training is: the five measures of PA3Fed's Table 1 (AAAI 2025).
 
 The paper names the measures and gives no formula; these are our readings. Nor does it give the
 window of the moving average. Ours is five turns: with the paper's cohorts of 10 out of 50 clients,
@@ -30,17 +29,16 @@ class Stability:
 
 
 def measure(values: Sequence[float], window: int = WINDOW) -> Stability:
-    """The five measures of one client's values; NaN for fewer than two, the moving one for fewer
-    than `window` + 1.
+    """The five measures of one client's values.
+
+    They are NaN for fewer than two values, the moving one for fewer than `window` + 1.
     """
     curve = np.asarray(values, dtype=np.float64)
     if len(curve) < 2:
         return Stability(*[math.nan] * 5)
-    smooth = (
-        np.convolve(curve, np.full(window, 1 / window), "valid")
-        if len(curve) > window
-        else np.array([np.nan])
-    )
+    smooth = np.array([np.nan])
+    if len(curve) > window:
+        smooth = np.convolve(curve, np.full(window, 1 / window), "valid")
     return Stability(
         standard_deviation=float(curve.std()),
         moving_deviation=float(smooth.std()),
@@ -59,23 +57,24 @@ def losses(
 
     A line counts by the first of `keys` that it has. If `rounds` are given, only these count.
     """
-    wanted = None if rounds is None else set(rounds)
-    found: dict[int, list[float]] = {}
+    counted = None if rounds is None else set(rounds)
+    curves: dict[int, list[float]] = {}
     for row in clients:
-        if wanted is None or row["round"] in wanted:
-            values: Sequence[float | None] = next((row[key] for key in keys if row.get(key)), [])
-            for client, value in zip(row["ids"], values, strict=False):
-                if value is not None and math.isfinite(value):
-                    found.setdefault(client, []).append(value)
-    return found
+        if counted is not None and row["round"] not in counted:
+            continue
+        values: Sequence[float | None] = next((row[key] for key in keys if row.get(key)), [])
+        for client, value in zip(row["ids"], values, strict=False):
+            if value is not None and math.isfinite(value):
+                curves.setdefault(client, []).append(value)
+    return curves
 
 
 def average(of: Iterable[Stability]) -> Stability:
-    """The mean of each measure over the clients for which it is known, as in the paper's Figure 5."""
+    """The mean of each measure over the clients that have it, as in the paper's Figure 5."""
     rows = list(of)
-
-    def mean(name: str) -> float:
-        values = [value for row in rows if math.isfinite(value := getattr(row, name))]
-        return float(np.mean(values)) if values else math.nan
-
-    return Stability(*(mean(field.name) for field in fields(Stability)))
+    means = {}
+    for field in fields(Stability):
+        values = [getattr(row, field.name) for row in rows]
+        finite = [value for value in values if math.isfinite(value)]
+        means[field.name] = float(np.mean(finite)) if finite else math.nan
+    return Stability(**means)
