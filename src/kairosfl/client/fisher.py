@@ -17,7 +17,8 @@ from kairosfl.tasks.tree import Tree, tree_map
 
 # Gradient elements held in memory at the same time: what fits a CPU's cache, and what keeps a GPU
 # busy.
-CPU_NUMBERS, GPU_NUMBERS = 1 << 23, 1 << 29
+CPU_NUMBERS = 1 << 23
+GPU_NUMBERS = 1 << 29
 
 
 def fisher_trace(
@@ -43,37 +44,36 @@ def fisher_trace(
         return _length(grad(log_likelihood)(weights, sample, label).values())
 
     def one_by_one(samples: Tree, labels: Tensor) -> Tensor:
-        mine = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        found = []
-        with torch.backends.cudnn.flags(
-            enabled=False
-        ):  # its recurrent layers have gradients in training mode only
+        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        variables = [*leaves.values()]
+        lengths = []
+        # cuDNN's recurrent layers have gradients in training mode only.
+        with torch.backends.cudnn.flags(enabled=False):
             for k, label in enumerate(labels):
-                end = log_likelihood(mine, tree_map(itemgetter(k), samples), label)
-                found.append(
-                    _length(torch.autograd.grad(end, [*mine.values()], materialize_grads=True))
-                )
-        return torch.stack(found)
+                end = log_likelihood(leaves, tree_map(itemgetter(k), samples), label)
+                lengths.append(_length(torch.autograd.grad(end, variables, materialize_grads=True)))
+        return torch.stack(lengths)
 
     # vmap supports neither of these.
     recurrent = any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules())
     squares = one_by_one if recurrent else vmap(square)
     held = CPU_NUMBERS if rows.device.type == "cpu" else GPU_NUMBERS
     total = 0.0
-    for chunk in rows.split(max(1, held // sum(w.numel() for w in weights.values()))):
+    numbers = sum(weight.numel() for weight in weights.values())
+    for chunk in rows.split(max(1, held // numbers)):
         samples = inputs(chunk)
         with torch.no_grad():
             p = class_scores(call(model, samples, weights)).softmax(1)
-        if draws is None:
-            labels = torch.arange(p.shape[1], device=p.device)
-            traces = torch.stack(
-                [p[:, label] * squares(samples, label.expand(len(p))) for label in labels]
-            )
-        else:
+        classes = p.shape[1]
+        if draws is None:  # [classes, samples]
+            by_class = []
+            for label in torch.arange(classes, device=p.device):
+                by_class.append(p[:, label] * squares(samples, label.expand(len(p))))
+            traces = torch.stack(by_class)
+        else:  # [samples], by the inverse of the distribution function
             uniform = torch.from_numpy(draws.random(len(chunk))).to(p)
-            traces = squares(
-                samples, (p.cumsum(1) < uniform[:, None]).sum(1).clamp(max=p.shape[1] - 1)
-            )
+            labels = (p.cumsum(1) < uniform[:, None]).sum(1).clamp(max=classes - 1)
+            traces = squares(samples, labels)
         total += float(traces.double().sum())
     return total / len(rows)
 

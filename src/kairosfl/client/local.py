@@ -1,9 +1,9 @@
 """Local differential privacy: what a client sends when its brief asks for noise.
 
-    Δ ← Δ · min(1, C / ‖Δ‖) + σ · N(0, 1) in every entry        C is `update_clip`, σ is `update_noise`
+    Δ ← Δ · min(1, C / ‖Δ‖) + σ · N(0, 1) in every entry
 
-With noise, everything else that tells about its data, the fields that the list marks as secret, is
-sent as 0.
+C is `update_clip`, σ is `update_noise`. With noise, everything else that tells about its data, the
+fields that the list marks as secret, is sent as 0.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ def hidden(report: Report, brief: Brief, secret: bytes = b"") -> Report:
         return report
     if not math.isfinite(length):  # or the rejection would tell that training diverged
         report.delta.zero_()
-    draw = stream(
-        secret_seed(brief.seed, secret) if secret else brief.seed,
-        "update noise",
-        brief.round,
-        brief.client,
-    )
-    report.delta.add_(normal(draw, report.delta), alpha=brief.update_noise)
-    return replace(report, **{name: 0.0 for name in SECRET if getattr(report, name) is not None})  # type: ignore[type-var]
+    seed = brief.seed
+    if secret:
+        seed = secret_seed(brief.seed, secret)
+    rng = stream(seed, "update noise", brief.round, brief.client)
+    report.delta.add_(normal(rng, report.delta), alpha=brief.update_noise)
+    zeros = {name: 0.0 for name in SECRET if getattr(report, name) is not None}
+    return replace(report, **zeros)  # type: ignore[type-var]
 
 
 def all_hidden(reports: Reports, briefs: Briefs) -> Reports:
     """The reports of a cohort as they are sent; their updates are changed in place."""
     if briefs.update_clip is None and briefs.update_noise is None:
         return reports
-    rows = [
-        hidden(report, brief) for report, brief in zip(reports.each(), briefs.each(), strict=True)
-    ]
+    rows = []
+    for report, brief in zip(reports.each(), briefs.each(), strict=True):
+        rows.append(hidden(report, brief))
     return Reports.stack(rows, reports.delta, reports.failed)

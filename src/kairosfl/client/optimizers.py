@@ -1,6 +1,7 @@
 """The optimizers that a brief may name, one step at a time on the model's tensors.
 
-    g = scale · clip(∇L) + pull · (w − start) + push        with clip_after: g = clip(scale · ∇L + pull · … + push)
+    g = scale · clip(∇L) + pull · (w − start) + push
+        with clip_after: g = clip(scale · ∇L + pull · (w − start) + push)
     sgd      g ← g + weight_decay · w,    v ← momentum · v + g,    w ← w − lr · v
              with push_after: w ← w − lr · (v + push) instead of push in g
     adamw    w ← w − lr · weight_decay · w
@@ -44,9 +45,7 @@ class Moments:
 
 
 class Step:
-    """One client's optimizer: takes gradients of the loss, corrects them as the brief says, and
-    steps.
-    """
+    """One client's optimizer: corrects gradients of the loss as the brief says, and steps."""
 
     def __init__(
         self,
@@ -56,7 +55,11 @@ class Step:
         start: list[Tensor],
         push: list[Tensor],
     ) -> None:
-        self.brief, self.w, self.moments, self.start, self.push = brief, w, moments, start, push
+        self.brief = brief
+        self.w = w
+        self.moments = moments
+        self.start = start
+        self.push = push
         self.steps = 0
         if brief.optimizer == "adamw":
             moments.clear("first", "second")
@@ -65,17 +68,19 @@ class Step:
 
     @torch.no_grad()
     def __call__(self, g: list[Tensor]) -> Tensor:
-        """Take a step with these gradients, which are overwritten; returns their squared norm after
-        clipping.
+        """Take a step with these gradients, which are overwritten.
+
+        Returns:
+            Their squared norm after clipping.
         """
-        brief, w = self.brief, self.w
+        brief = self.brief
         square = norms(g).square_().sum()
         if not brief.clip_after:
             square = square * self._clip(g, square)
         if brief.scale != 1:
             torch._foreach_mul_(g, brief.scale)
         if brief.pull:
-            torch._foreach_add_(g, torch._foreach_sub(w, self.start), alpha=brief.pull)
+            torch._foreach_add_(g, torch._foreach_sub(self.w, self.start), alpha=brief.pull)
         if self.push and not brief.push_after:
             torch._foreach_add_(g, self.push)
         if brief.clip_after:
@@ -88,9 +93,7 @@ class Step:
         return square
 
     def _clip(self, g: list[Tensor], square: Tensor) -> Tensor | float:
-        """Clip these gradients, whose squared norm is `square`; returns the factor by which that
-        has changed.
-        """
+        """Clip gradients of this squared norm; returns the factor by which that has changed."""
         if self.brief.clip == float("inf"):
             return 1.0
         factor: Tensor = (self.brief.clip / (square.sqrt() + 1e-6)).clamp(max=1.0)
@@ -110,7 +113,9 @@ class Step:
             torch._foreach_add_(self.w, self.push, alpha=-brief.lr)
 
     def _adamw(self, g: list[Tensor]) -> None:
-        brief, first, second = self.brief, self.moments.first, self.moments.second
+        brief = self.brief
+        first = self.moments.first
+        second = self.moments.second
         if brief.weight_decay:
             torch._foreach_mul_(self.w, 1 - brief.lr * brief.weight_decay)
         torch._foreach_lerp_(first, g, 1 - brief.beta1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -54,10 +54,18 @@ LARGE = 31 << 20  # bytes; glibc adapts its threshold to blocks below 32 MiB
 def batches(
     brief: Brief, n: int, streams: Streams | None = None, purpose: str = "batches"
 ) -> Iterator[list[np.ndarray]]:
-    """The batches of every epoch, as sample numbers below n, in an order that depends on nothing
-    but the brief.
+    """The batches of every epoch, as sample numbers below n.
+
+    Their order depends on nothing but the brief.
+
+    Args:
+        brief: What the client is told.
+        n: How many samples it has.
+        streams: A source of generators to use again; by default a new one.
+        purpose: Of the random numbers.
     """
-    order = (streams or Streams())(brief.seed, purpose, brief.round, brief.client)
+    source = streams or Streams()
+    order = source(brief.seed, purpose, brief.round, brief.client)
     size, end, _ = map(int, epoch_of(n, brief.batch_size, drop_last=brief.drop_last))
     for _ in range(brief.epochs):
         shuffled = order.permutation(n)
@@ -70,8 +78,12 @@ Differentiate = Callable[[Tree, Tree, Brief, dict[str, Tensor]], Derivative]
 
 
 class Fisher(NamedTuple):
-    """The trace of the Fisher information, if requested, with the seconds and, on a GPU, the bytes
-    it took.
+    """The trace of the Fisher information, if requested, and what it took.
+
+    Args:
+        trace: The trace; none: nobody asked.
+        seconds: How long it took.
+        bytes: The memory that it took on a GPU.
     """
 
     trace: float | None = None
@@ -97,7 +109,7 @@ class Visit(NamedTuple):
 
 
 class Trainer:
-    """A model on a device that follows briefs, one after another, and keeps nothing between them."""
+    """A model on a device that follows briefs one by one, and keeps nothing between them."""
 
     def __init__(self, task: Task, device: torch.device, secret: bytes = b"") -> None:
         self.task = task
@@ -113,27 +125,22 @@ class Trainer:
         self.w = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         for (_, view), parameter in zip(self.whole.views(self.w), self.parameters, strict=True):
             parameter.data = view.view(parameter.shape)
-        self.untrained = self.w[
-            self.layout.size :
-        ].clone()  # the own part before a client has trained
+        own = self.w[self.layout.size :]
+        self.untrained = own.clone()  # the own part before a client has trained
         self.views = [parameter.detach() for parameter in self.parameters]
         self.moments = Moments(self.views)
-        self.random: bool | None = (
-            None  # whether the model draws random numbers; known after the first client
-        )
-        self.masks: bool | None = (
-            None  # whether its forward pass in training does; known once features are compared
-        )
+        # Whether the model draws random numbers; known after the first client.
+        self.random: bool | None = None
+        # Whether its forward pass in training does; known once features are compared.
+        self.masks: bool | None = None
         self.streams = Streams()
-        self.differentiate: Differentiate = (
-            self._differentiate
-        )  # an engine may substitute a faster one
+        # An engine may substitute a faster one.
+        self.differentiate: Differentiate = self._differentiate
         self.features: dict[nn.Module, Tensor] = {}
         self.base: Tensor | None = None  # how far the frozen weights are from the task's
         self.unmoved: dict[str, Tensor] = {}  # and the task's
-        self.squared: list[Tensor] | None = (
-            None  # squared losses of the batches, where they are asked for
-        )
+        # Squared losses of the batches, where they are asked for.
+        self.squared: list[Tensor] | None = None
         self.listening = False
         self.data = task.dataset.train.to(device)
         # Once a large block was freed, glibc keeps what a step frees instead of returning it to the
@@ -142,61 +149,59 @@ class Trainer:
         torch.empty(LARGE, dtype=torch.uint8)
 
     def follow(self, brief: Brief, delta: Tensor | None = None) -> Report:
-        """Train as the brief says; the report holds the change of the weights, written to `delta`
-        if given.
+        """Train as the brief says.
+
+        Args:
+            brief: What the client is told.
+            delta: Where the change of the weights is written to; by default to a new tensor.
         """
         began = time.perf_counter()
-        mine = torch.from_numpy(self.task.clients[brief.client].astype(np.int64)).to(self.device)
+        samples = self.task.clients[brief.client].astype(np.int64)
+        rows = torch.from_numpy(samples).to(self.device)
         self._rebase(brief.base)
-        choice, shared = self._chosen(brief, mine)
+        choice, shared = self._chosen(brief, rows)
+        d = len(shared)
         start = self.joined(shared, brief)
-        second = None if brief.second_lr is None else Second(brief, start)
+        second = None
+        if brief.second_lr is not None:
+            second = Second(brief, start)
 
         # --- measure before ---
-        subject = start if second is None else second.mixture(start)
-        scores = {name: self.score(subject, mine, name) for name in BEFORE if name in brief.measure}
-        fisher = self.fisher(start, mine, brief)
+        scores = self._scores(_evaluated(start, second), rows, BEFORE, brief)
+        fisher = self.fisher(start, rows, brief)
+        measured = {"client": brief.client, "n": len(rows), "choice": choice, **fisher.reported()}
         if not brief.epochs:  # measure only: no update, and nothing that is kept moves
             unmoved: dict[str, Any] = {}
-            if delta is not None:  # others of its cohort train
+            if delta is None:
+                delta = start.new_empty(0)
+            else:  # others of its cohort train
                 delta.zero_()
-                unmoved = {
-                    "own": start[len(shared) :] if self.layout.own else None,
-                    "second": None if second is None else second.vector,
-                    "mix": second.mix if second is not None and brief.mixed else None,
-                }
+                unmoved = self._kept(start[d:], second)
             return Report(
-                client=brief.client,
-                n=len(mine),
                 steps=0,
                 epochs=0.0,
-                delta=start.new_empty(0) if delta is None else delta,
+                delta=delta,
                 loss=0.0,
                 grad_sq=0.0,
                 seconds=time.perf_counter() - began,
-                choice=choice,
                 **unmoved,
+                **measured,
                 **scores,
-                **fisher.reported(),
             )
 
         # --- train ---
         with self._dropout(brief):
             if brief.own_epochs:
-                self._train_own(brief, start, mine)
+                self._train_own(brief, start, rows)
             if second is not None and brief.second_when == "before":
-                self._train_second(brief, second, start, mine)
-            visit = self._train(brief, start, mine, second)
+                self._train_second(brief, second, start, rows)
+            visit = self._train(brief, start, rows, second)
             if second is not None and brief.second_when == "after":
-                self._train_second(brief, second, self.w, mine)
+                self._train_second(brief, second, self.w, rows)
 
         # --- measure after ---
-        subject = self.w if second is None else second.mixture(self.w)
-        scores |= {name: self.score(subject, mine, name) for name in AFTER if name in brief.measure}
-        d = len(shared)
+        scores |= self._scores(_evaluated(self.w, second), rows, AFTER, brief)
         report = Report(
-            client=brief.client,
-            n=len(mine),
             steps=visit.steps,
             epochs=visit.epochs,
             delta=torch.sub(self.w[:d], shared, out=delta),
@@ -204,28 +209,47 @@ class Trainer:
             grad_sq=visit.grad_sq,
             seconds=time.perf_counter() - began,
             similarity=visit.similarity,
-            choice=choice,
             squared_loss=visit.squared_loss,
-            own=self.w[d:].clone() if self.layout.own else None,
-            second=None if second is None else second.vector,
-            mix=second.mix if second is not None and brief.mixed else None,
+            **self._kept(self.w[d:].clone(), second),
+            **measured,
             **scores,
-            **fisher.reported(),
         )
         return hidden(report, brief, self.secret)
 
-    def _chosen(self, brief: Brief, mine: Tensor) -> tuple[int | None, Tensor]:
-        """The shared weights to start from, and which of the candidates they are."""
+    def _scores(
+        self, vector: Tensor, rows: Tensor, names: Iterable[str], brief: Brief
+    ) -> dict[str, float]:
+        """Those of these measurements that the brief asks for."""
+        scores = {}
+        for name in names:
+            if name in brief.measure:
+                scores[name] = self.score(vector, rows, name)
+        return scores
+
+    def _kept(self, own: Tensor, second: Second | None) -> dict[str, Any]:
+        """What the client keeps after its visit, as fields of a report."""
+        kept: dict[str, Any] = {}
+        if self.layout.own:
+            kept["own"] = own
+        if second is not None:
+            kept["second"] = second.vector
+            if second.brief.mixed:
+                kept["mix"] = second.mix
+        return kept
+
+    def _chosen(self, brief: Brief, rows: Tensor) -> tuple[int | None, Tensor]:
+        """Which of the candidates the client starts from, and these shared weights."""
         if brief.candidates is None:
             return None, self._within(brief, brief.start.to(self.device))
         candidates = self._within(brief, brief.candidates.to(self.device))
-        losses = [self.score(self.joined(candidate, brief), mine) for candidate in candidates]
+        losses = [self.score(self.joined(candidate, brief), rows) for candidate in candidates]
         choice = int(np.argmin(losses))
         return choice, candidates[choice]
 
     def _within(self, brief: Brief, vectors: Tensor) -> Tensor:
-        """The vectors with zeros where the client has no component of a low-rank pair. Both of its
-        factors are zero there, and so are their gradients: training leaves them so.
+        """The vectors with zeros where the client has no component of a low-rank pair.
+
+        Both of its factors are zero there, and so are their gradients: training leaves them so.
         """
         if brief.rank is None:
             return vectors
@@ -243,19 +267,19 @@ class Trainer:
         return torch.cat([shared, brief.own.to(shared)])
 
     def _rebase(self, base: Tensor | None) -> None:
-        """Move the frozen weights, which both copies of the model share, to where rules have moved
-        them.
-        """
+        """Move the frozen weights, which both copies of the model share, where rules want them."""
         if base is self.base:
             return
-        frozen = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        frozen = _tensors(self.model)
         if self.base is None:  # the task's own tensors stay as they are
-            self.unmoved = {
-                entry.name: frozen[entry.name].detach().clone() for entry in self.layout.base
-            }
-            others = {**dict(self.still.named_parameters()), **dict(self.still.named_buffers())}
-            for name, tensor in self.unmoved.items():
-                frozen[name].data = others[name].data = tensor.clone()
+            self.unmoved = {}
+            frozen_too = _tensors(self.still)
+            for entry in self.layout.base:
+                unmoved = frozen[entry.name].detach().clone()
+                self.unmoved[entry.name] = unmoved
+                shared = unmoved.clone()
+                frozen[entry.name].data = shared
+                frozen_too[entry.name].data = shared
         for entry in self.layout.base:
             moved = self.unmoved[entry.name]
             if base is not None:
@@ -263,7 +287,7 @@ class Trainer:
             frozen[entry.name].data.copy_(moved)
         self.base = base
 
-    def _train_own(self, brief: Brief, start: Tensor, mine: Tensor) -> None:
+    def _train_own(self, brief: Brief, start: Tensor, rows: Tensor) -> None:
         """Train the client's own part alone; where the shared weights start does not change."""
         shared = frozenset(range(len(self.layout.entries)))
         terms = {
@@ -274,19 +298,18 @@ class Trainer:
             "max_steps": None,
         }
         phase: Brief = replace(brief, **terms)  # type: ignore[type-var]
-        self._train(phase, start, mine, None, "own batches")
+        self._train(phase, start, rows, None, "own batches")
         d = self.layout.size
         start[d:] = self.w[d:]
 
-    def _train_second(self, brief: Brief, second: Second, w: Tensor, mine: Tensor) -> None:
+    def _train_second(self, brief: Brief, second: Second, w: Tensor, rows: Tensor) -> None:
         """All epochs of the second model, while the other weights stay at w."""
         held = w.clone()
-        number = 0
-        for epoch in batches(brief, len(mine), self.streams, "second batches"):
+        number = 0  # of the step
+        for epoch in batches(brief, len(rows), self.streams, "second batches"):
             for batch in epoch:
-                inputs, targets = self._batch(
-                    mine[torch.from_numpy(batch).to(self.device)], brief, number
-                )
+                picked = torch.from_numpy(batch).to(self.device)
+                inputs, targets = self._batch(rows[picked], brief, number)
                 second.train(held, partial(self._gradient_at, inputs, targets, brief))
                 number += 1
         self.w.copy_(held)
@@ -304,112 +327,134 @@ class Trainer:
         self,
         brief: Brief,
         start: Tensor,
-        mine: Tensor,
+        rows: Tensor,
         second: Second | None = None,
         purpose: str = "batches",
     ) -> Visit:
+        """Train w, from `start` on, on the samples `rows`."""
+        # --- what is fixed for the visit ---
         self.w.copy_(start)
         moving = self._moving(brief)
-        views = [self.views[i] for i in moving]
-        moments = self.moments if len(moving) == len(self.views) else Moments(views)
         push = self._push(brief, second)
-        starts = self._some(start, moving) if brief.pull else []
-        step = Step(brief, views, moments, starts, [] if push is None else self._some(push, moving))
-        along = second is not None and brief.second_when == "batch"
+        step = self._step(brief, start, push, moving)
         references = self._references(brief, start)
         if references and self.masks is None:
-            self.masks = self._draws(mine[: brief.batch_size])
+            self.masks = self._draws(rows[: brief.batch_size])
         # If a sample is the same in every epoch, so are a fixed model's features of it, unless
         # dropout masks them.
-        fixed = not self.task.varies and not self.masks
-        known = (
-            {name: self._all_features(v, mine) for name, v in references.items()} if fixed else {}
-        )
-        losses: list[
-            Tensor
-        ] = []  # of every step; read at the end, so that no step waits for the device
+        stored: dict[str, Tensor] = {}
+        if not self.task.varies and not self.masks:
+            for name, vector in references.items():
+                stored[name] = self._all_features(vector, rows)
+        most = math.inf if brief.max_steps is None else brief.max_steps
+
+        # --- what is counted: of every step, read at the end, so that no step waits ---
+        losses: list[Tensor] = []
         squares: list[Tensor] = []
         noted: list[Tensor] | None = [] if SQUARED_LOSS in brief.measure else None
         squared: Tensor | None = None
         similarity: Tensor | float = 1.0
-        samples, epochs = 0, 0.0
-        most = math.inf if brief.max_steps is None else brief.max_steps
-        for epoch in batches(brief, len(mine), self.streams, purpose):
+        visited = 0  # samples
+        epochs = 0.0
+
+        # --- the epochs ---
+        for epoch in batches(brief, len(rows), self.streams, purpose):
             stop: Tensor | bool = False
             done = 0
             for batch in epoch:
                 if len(losses) >= most:
                     break
                 picked = torch.from_numpy(batch).to(self.device)
-                rows = mine[picked]
-                inputs, targets = self._batch(rows, brief, len(losses))
-                if second is not None and along:
+                inputs, targets = self._batch(rows[picked], brief, len(losses))
+
+                # The second model moves first.
+                if second is not None and brief.second_when == "batch":
                     second.train(self.w, partial(self._gradient_at, inputs, targets, brief))
                 if second is not None and brief.second_draw and push is not None:
                     push.copy_(second.draw(self.w, self._pushed(brief)))
-                still = {
-                    name: known[name][picked] if known else self._still_features(vector, inputs)
-                    for name, vector in references.items()
-                }
-                drawn = self._generators() if still and self.masks else None
-                self.squared = noted  # of this pass: what SAM or a second model adds is not one
+
+                # The gradient, of which `squared` notes this pass: what SAM or a second model adds
+                # is not one.
+                still = self._features_of(references, stored, picked, inputs)
+                masks = self._generators() if still and self.masks else None
+                self.squared = noted
                 loss, similar, gradients = self.differentiate(inputs, targets, brief, still)
                 self.squared = None
                 gradients = self._only(gradients, moving)
                 if brief.radius:
                     squares.append(norms(gradients).square().sum())
-                    if drawn is not None:  # the masks that the fixed models' features have
-                        self._set_generators(drawn)
-                    gradients = self._only(
-                        self._sharper(gradients, inputs, targets, brief, still), moving
-                    )
-                square = step(_owned(tuple(gradients[i] for i in moving)))
+                    if masks is not None:  # those that the fixed models' features have
+                        self._set_generators(masks)
+                    gradients = self._sharper(gradients, inputs, targets, brief, still)
+                    gradients = self._only(gradients, moving)
+
+                # The step.
+                square = step(_owned([gradients[i] for i in moving]))
                 if not brief.radius:
                     squares.append(square)
                 losses.append(loss * len(batch))
-                samples += len(batch)
+                visited += len(batch)
                 done += 1
                 if similar is not None:
                     similarity = similar
                     stop = stop | (similar < brief.stop_below)
                     if brief.stop_per == "batch" and stop:
                         break
+
             epochs += done / len(epoch)
             if noted is not None:  # of the first epoch
-                squared = torch.stack(noted).sum() / samples
+                squared = torch.stack(noted).sum() / visited
                 noted = None
             if (brief.stop_below is not None and stop) or len(losses) >= most:
                 break
+
         # A plain loop: from Python 3.12 on, sum() gives a different result.
-        loss_sum, grad_sq = (
-            reduce(add, each)
-            for each in torch.stack([torch.stack(losses), torch.stack(squares)]).tolist()
+        sums = torch.stack([torch.stack(losses), torch.stack(squares)]).tolist()
+        return Visit(
+            steps=len(losses),
+            epochs=epochs,
+            loss=reduce(add, sums[0]) / visited,
+            grad_sq=reduce(add, sums[1]),
+            similarity=None if brief.stop_below is None else float(similarity),
+            squared_loss=None if squared is None else float(squared),
         )
-        seen = None if brief.stop_below is None else float(similarity)
-        square_mean = None if squared is None else float(squared)
-        return Visit(len(losses), epochs, loss_sum / samples, grad_sq, seen, square_mean)
 
     def _moving(self, brief: Brief) -> list[int]:
         """The numbers of the tensors that move in this visit."""
         still = brief.still or frozenset[int]()
         return [i for i in range(len(self.views)) if i not in still]
 
+    def _step(self, brief: Brief, start: Tensor, push: Tensor | None, moving: list[int]) -> Step:
+        """The optimizer of this visit, for the tensors that move."""
+        views = [self.views[i] for i in moving]
+        moments = self.moments
+        if len(moving) < len(self.views):
+            moments = Moments(views)
+        starts: list[Tensor] = []
+        if brief.pull:
+            starts = self._some(start, moving)
+        pushes: list[Tensor] = []
+        if push is not None:
+            pushes = self._some(push, moving)
+        return Step(brief, views, moments, starts, pushes)
+
     def _only(self, gradients: tuple[Tensor, ...], moving: list[int]) -> tuple[Tensor, ...]:
         """The gradients, zero for tensors that do not move."""
         if len(moving) == len(gradients):
             return gradients
-        return tuple(g if i in moving else torch.zeros_like(g) for i, g in enumerate(gradients))
+        moved = list(gradients)
+        for i, gradient in enumerate(gradients):
+            if i not in moving:
+                moved[i] = torch.zeros_like(gradient)
+        return tuple(moved)
 
     def _differentiate(
         self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> Derivative:
         loss, similar = self._loss(inputs, targets, brief, still)
         self.features.pop(self.model, None)  # or the whole forward pass would stay in memory
-        return (
-            loss.detach(),
-            similar,
-            torch.autograd.grad(loss, self.parameters, materialize_grads=True),
-        )
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return loss.detach(), similar, gradients
 
     def _sharper(
         self,
@@ -419,30 +464,35 @@ class Trainer:
         brief: Brief,
         still: dict[str, Tensor],
     ) -> tuple[Tensor, ...]:
-        """The gradients at the sharpest point within `radius`, to first order (SAM); the weights
-        stay as they are.
+        """The gradients at the sharpest point within `radius`, to first order (SAM).
+
+        The weights stay as they are.
         """
-        here = self.w.clone()
+        held = self.w.clone()
         length = norms(gradients).square().sum().sqrt()
         with torch.no_grad():
-            torch._foreach_add_(
-                self.views, torch._foreach_mul(gradients, brief.radius / (length + SAM_EPS))
-            )
+            factor = brief.radius / (length + SAM_EPS)
+            torch._foreach_add_(self.views, torch._foreach_mul(gradients, factor))
         gradients = self.differentiate(inputs, targets, brief, still)[2]
-        self.w.copy_(here)
+        self.w.copy_(held)
         return gradients
 
     def _push(self, brief: Brief, second: Second | None) -> Tensor | None:
         """What is added to every gradient, of the length of w; None: nothing."""
         if second is not None and brief.second_draw:
             return self._pushed(brief).clone()
-        return None if brief.push is None else self._pushed(brief)
+        if brief.push is None:
+            return None
+        return self._pushed(brief)
 
     def _pushed(self, brief: Brief) -> Tensor:
+        """What the brief adds to every gradient, of the length of w; nothing to the own part."""
         if brief.push is None:
             return torch.zeros_like(self.w)
         push = self._within(brief, brief.push.to(self.device))
-        return torch.cat([push, push.new_zeros(self.layout.own_size)]) if self.layout.own else push
+        if not self.layout.own:
+            return push
+        return torch.cat([push, push.new_zeros(self.layout.own_size)])
 
     def _some(self, vector: Tensor, moving: list[int]) -> list[Tensor]:
         """The tensors inside a vector of the length of w that move."""
@@ -452,8 +502,13 @@ class Trainer:
     def _loss(
         self, inputs: Tree, targets: Tree, brief: Brief, still: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """The batch's mean loss, and the cosine that a stop rule checks; `still` holds the fixed
-        models' features.
+        """The batch's mean loss, and the cosine that a stop rule checks.
+
+        Args:
+            inputs: Of the batch.
+            targets: Of the batch.
+            brief: What the client is told.
+            still: The fixed models' features of the batch.
         """
         outputs = attempt(self.model, inputs)
         losses = self.task.loss(outputs, targets)
@@ -467,14 +522,15 @@ class Trainer:
             toward = F.cosine_similarity(features, still["start"], dim=1)
             away = F.cosine_similarity(features, still["previous"], dim=1)
             logits = torch.stack([toward, away], 1) / brief.temperature
-            loss = loss + brief.contrast * F.cross_entropy(
-                logits, logits.new_zeros(len(logits), dtype=torch.int64)
-            )
+            first = logits.new_zeros(len(logits), dtype=torch.int64)
+            loss = loss + brief.contrast * F.cross_entropy(logits, first)
         if brief.stop_below is None:
             return loss, None
         reference = still["stop" if "stop" in still else "start"]
         cosines = drift(features.detach(), reference, masked=bool(self.masks))
-        return loss, cosines.mean() if brief.stop_statistic == "mean" else cosines.min()
+        if brief.stop_statistic == "mean":
+            return loss, cosines.mean()
+        return loss, cosines.min()
 
     def _references(self, brief: Brief, start: Tensor) -> dict[str, Tensor]:
         """The fixed models whose features this brief compares with."""
@@ -490,6 +546,7 @@ class Trainer:
         return references
 
     def _listen(self) -> None:
+        """Note the features of both models in every forward pass."""
         if self.listening:
             return
         for model in (self.model, self.still):
@@ -499,17 +556,37 @@ class Trainer:
         self.listening = True
 
     def _all_features(self, vector: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                self._still_features(vector, self._inputs(chunk))
-                for chunk in rows.split(SCORING_BATCH)
-            ]
-        )
+        """The features that a fixed model has of these samples."""
+        features = []
+        for chunk in rows.split(SCORING_BATCH):
+            features.append(self._still_features(vector, self._inputs(chunk)))
+        return torch.cat(features)
+
+    def _features_of(
+        self,
+        references: dict[str, Tensor],
+        stored: dict[str, Tensor],
+        picked: Tensor,
+        inputs: Tree,
+    ) -> dict[str, Tensor]:
+        """The fixed models' features of a batch.
+
+        Args:
+            references: The fixed models.
+            stored: Their features of all samples of the client; empty: they differ by batch.
+            picked: Which samples of the client are in the batch.
+            inputs: Of the batch.
+        """
+        features = {}
+        for name, vector in references.items():
+            if stored:
+                features[name] = stored[name][picked]
+            else:
+                features[name] = self._still_features(vector, inputs)
+        return features
 
     def _still_features(self, vector: Tensor, inputs: Tree) -> Tensor:
-        """The features of a fixed model: with the dropout masks of the training pass that follows,
-        if it draws any.
-        """
+        """The features of a fixed model, with the masks of the training pass that follows."""
         if self.masks:
             return self._masked_features(vector, inputs)
         with torch.no_grad():
@@ -574,8 +651,11 @@ class Trainer:
         return torch.random.fork_rng(devices=devices)
 
     def _generators(self) -> list[Tensor]:
-        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        return [torch.get_rng_state(), *on_device]
+        """The states of the random generators: the CPU's, and that of a GPU."""
+        states = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self.device))
+        return states
 
     def _set_generators(self, states: list[Tensor]) -> None:
         torch.set_rng_state(states[0])
@@ -583,10 +663,8 @@ class Trainer:
             torch.cuda.set_rng_state(states[1], self.device)
 
     def predict(self, vector: Tensor, inputs: Tree) -> Tensor:
-        """The outputs of the model with these weights, dropout off; without an own part, with that
-        of nobody yet.
-        """
-        if len(vector) < self.whole.size:
+        """The outputs of the model with these weights, dropout off."""
+        if len(vector) < self.whole.size:  # without an own part: with that of nobody yet
             vector = torch.cat([vector, self.untrained.to(vector)])
         return attempt(self.still, inputs, dict(self.whole.views(vector)))
 
@@ -601,23 +679,43 @@ class Trainer:
         return float(total) / len(rows)
 
     def fisher(self, vector: Tensor, rows: Tensor, brief: Brief) -> Fisher:
-        """Trace of the Fisher information on these samples if the brief asks for it, and what it
-        cost.
+        """Trace of the Fisher information if the brief asks for it, and what it cost.
+
+        Args:
+            vector: The weights, of both the shared and the own part.
+            rows: The samples.
+            brief: What the client is told.
         """
         if not brief.measure & {FISHER, FISHER_SAMPLED}:
             return Fisher()
-        began, counts = time.perf_counter(), self.device.type == "cuda"
-        if counts:
+        began = time.perf_counter()
+        on_gpu = self.device.type == "cuda"
+        held = 0
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
-        held = torch.cuda.memory_allocated(self.device) if counts else 0
-        draws = (
-            stream(brief.seed, "fisher", brief.round, brief.client)
-            if FISHER_SAMPLED in brief.measure
-            else None
-        )
+            held = torch.cuda.memory_allocated(self.device)
+
+        draws = None
+        if FISHER_SAMPLED in brief.measure:
+            draws = stream(brief.seed, "fisher", brief.round, brief.client)
         trace = fisher_trace(self.still, dict(self.whole.views(vector)), self._inputs, rows, draws)
-        most = torch.cuda.max_memory_allocated(self.device) if counts else 0
+
+        most = 0
+        if on_gpu:
+            most = torch.cuda.max_memory_allocated(self.device)
         return Fisher(trace, time.perf_counter() - began, most - held)
+
+
+def _evaluated(w: Tensor, second: Second | None) -> Tensor:
+    """The model with which a client is evaluated that has these weights."""
+    if second is None:
+        return w
+    return second.mixture(w)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a model by their names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def drift(features: Tensor, reference: Tensor, *, masked: bool) -> Tensor:
@@ -635,18 +733,22 @@ def drift(features: Tensor, reference: Tensor, *, masked: bool) -> Tensor:
 
 def scored(task: Task, name: str) -> Callable[[Any, Any], Tensor]:
     """What a measurement averages over the samples: the loss, or which are correct."""
-    return task.loss if name in (SCORE_BEFORE, SCORE_AFTER) else task.accuracy
+    if name in (SCORE_BEFORE, SCORE_AFTER):
+        return task.loss
+    return task.accuracy
 
 
-def _owned(gradients: tuple[Tensor, ...]) -> list[Tensor]:
-    """Gradients that are safe to write to: autograd may return one tensor twice (a + b) or an
-    expanded scalar (sum).
+def _owned(gradients: list[Tensor]) -> list[Tensor]:
+    """Gradients that are safe to write to.
+
+    Autograd may return one tensor twice (a + b) or an expanded scalar (sum).
     """
     owned: list[Tensor] = []
     places: set[int] = set()
     for gradient in gradients:
         place = gradient.untyped_storage().data_ptr()
-        shared = place in places or 0 in gradient.stride()
-        owned.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
+        if place in places or 0 in gradient.stride():
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+        owned.append(gradient)
         places.add(place)
     return owned
