@@ -1,5 +1,6 @@
-"""Models by name: `build` one, list its `options`, `describe` it. Add your own to `MODELS`, or by
-an entry point.
+"""Models by name: `build` one, list its `options`, `describe` it.
+
+Add your own to `MODELS`, or by an entry point.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ __all__ = [
 ]
 
 Builder = Callable[..., nn.Module]
-"""builder(shape, classes, *, option=default, ...): `shape` is that of one sample; options are keyword-only."""
+"""builder(shape, classes, *, option=default, ...)
+
+`shape` is that of one sample; options are keyword-only.
+"""
 
 MODELS: Registry[Builder] = Registry(
     "kairosfl.models",
@@ -76,8 +80,14 @@ _TYPICAL: dict[str, tuple[tuple[int, ...], int]] = {
 
 @dataclass(frozen=True)
 class Description:
-    """A one-line summary of a model, with its parameter count for one sample shape and number of
-    classes.
+    """A one-line summary of a model, with its number of parameters.
+
+    Args:
+        name: One of `MODELS`.
+        summary: The first line of its docstring.
+        shape: The shape of one sample.
+        classes: The number of outputs.
+        parameters: How many it has for this shape and these classes.
     """
 
     name: str
@@ -88,7 +98,8 @@ class Description:
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
-        return f"{self.name}: {self.summary} {self.parameters:,} parameters ({size}, {self.classes} classes)"
+        about = f"{self.parameters:,} parameters ({size}, {self.classes} classes)"
+        return f"{self.name}: {self.summary} {about}"
 
 
 def build(
@@ -116,8 +127,11 @@ def options(name: str) -> dict[str, Any]:
     Args:
         name: One of `MODELS`.
     """
-    parameters = inspect.signature(_builder(name)).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    defaults = {}
+    for parameter in inspect.signature(_builder(name)).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            defaults[parameter.name] = parameter.default
+    return defaults
 
 
 def describe(
@@ -133,15 +147,21 @@ def describe(
     """
     builder = _builder(name)
     typical_shape, typical_classes = _TYPICAL.get(name, (None, None))
-    shape = typical_shape if shape is None else shape
-    classes = typical_classes if classes is None else classes
+    if shape is None:
+        shape = typical_shape
+    if classes is None:
+        classes = typical_classes
     if shape is None or classes is None:
         raise UserError(f"model {name} has no typical data: give shape and classes")
     with torch.device("meta"):
         model = _construct(name, shape, classes, options)
-    summary = (inspect.getdoc(builder) or "").partition("\n")[0]
+    documentation = inspect.getdoc(builder) or ""
     return Description(
-        name, summary, tuple(shape), classes, sum(each.numel() for each in model.parameters())
+        name=name,
+        summary=documentation.partition("\n")[0],
+        shape=tuple(shape),
+        classes=classes,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 
@@ -154,6 +174,7 @@ def _builder(name: str) -> Builder:
 def _construct(
     name: str, shape: tuple[int, ...], classes: int, chosen: Mapping[str, Any]
 ) -> nn.Module:
+    """The model with the chosen options, after all arguments were checked."""
     builder = _builder(name)
     if not shape or not all(_accepts(side, int) and side > 0 for side in shape):
         raise UserError(
@@ -161,12 +182,12 @@ def _construct(
         )
     if not _accepts(classes, int) or classes < 1:
         raise UserError(f"model {name} needs at least 1 class, got {classes!r}")
-    known = options(name)
+    defaults = options(name)
     hints = _hints(builder)
     arguments = {}
     for key, value in chosen.items():
-        if key not in known:
-            hint = nearest(key, known) if known else "it has none"
+        if key not in defaults:
+            hint = nearest(key, defaults) if defaults else "it has none"
             raise UserError(f"model.{key} is not an option of {name}: {hint}")
         if not _accepts(value, hints.get(key)):
             raise UserError(f"model.{key} of {name} must be {_spell(hints[key])}, got {value!r}")
@@ -175,30 +196,32 @@ def _construct(
 
 
 def _hints(builder: Builder) -> dict[str, Any]:
+    """The annotations of a builder; none where they are imported only for type checkers."""
     try:
         return get_type_hints(builder)
-    except (
-        NameError
-    ):  # a builder whose annotations are imported only for type checkers: nothing to check
+    except NameError:
         return {}
 
 
 def _accepts(value: object, hint: object) -> bool:
     """Whether a value, perhaps read from a file, matches a builder's annotation."""
-    if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
     if get_origin(hint) in (Union, UnionType):
-        return any(_accepts(value, each) for each in get_args(hint))
+        return any(_accepts(value, member) for member in get_args(hint))
     if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(
-            _accepts(each, get_args(hint)[0]) for each in value
-        )
+        if not isinstance(value, list | tuple):
+            return False
+        return all(_accepts(element, get_args(hint)[0]) for element in value)
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _spell(hint: object) -> str:
+    """What a value must be, in words."""
     words = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     if get_origin(hint) in (Union, UnionType):
         # Unions here are "X or None" and "string or path": naming the first member is enough.
@@ -206,5 +229,7 @@ def _spell(hint: object) -> str:
     if get_origin(hint) is tuple:
         return f"a list, each {_spell(get_args(hint)[0])}"
     if get_origin(hint) is Literal:
-        return " or ".join(repr(each) for each in get_args(hint))
-    return words[hint] if isinstance(hint, type) and hint in words else str(hint)
+        return " or ".join(map(repr, get_args(hint)))
+    if isinstance(hint, type) and hint in words:
+        return words[hint]
+    return str(hint)

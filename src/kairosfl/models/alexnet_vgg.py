@@ -73,7 +73,8 @@ def vgg11(
     inputs, height, columns = checks.image("vgg11", shape)
     if height % 32 or columns % 32:
         raise UserError(
-            f"vgg11 needs images whose sides are multiples of 32, got {height}x{columns}: load the data with size=32"
+            f"vgg11 needs images whose sides are multiples of 32, got {height}x{columns}: "
+            "load the data with size=32"
         )
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (outputs, pool) in enumerate(_VGG11, start=1):

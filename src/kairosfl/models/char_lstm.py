@@ -1,6 +1,4 @@
-"""FedCL's character model (Table 3 of the paper): an embedding and two LSTM layers predict the next
-character.
-"""
+"""FedCL's character model (Table 3): an embedding and two LSTM layers predict what comes next."""
 
 from __future__ import annotations
 
@@ -45,7 +43,8 @@ def char_lstm(
 ) -> nn.Module:
     """FedCL's character LSTM (Table 3): 80-256-512x2-80; the vocabulary defaults to the classes."""
     checks.tokens("char_lstm", shape)
-    vocabulary = classes if vocabulary is None else vocabulary
+    if vocabulary is None:
+        vocabulary = classes
     checks.positive(
         "char_lstm", vocabulary=vocabulary, embedding=embedding, hidden=hidden, layers=layers
     )

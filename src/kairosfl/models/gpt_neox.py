@@ -1,5 +1,4 @@
-"""A GPT-NeoX text classifier of Pythia-70M's size, in basic operations that can be stacked over
-clients.
+"""A GPT-NeoX text classifier of Pythia-70M's size, in operations that can be stacked over clients.
 
 Black et al., "GPT-NeoX-20B", 2022; Biderman et al., "Pythia", ICML 2023. Submodules are named as in
 the published checkpoints. Positions, rotary tables and the causal mask are computed from the
@@ -23,9 +22,7 @@ _ROTARY_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary position embedding on the first `rotary` dimensions of queries
-    and keys.
-    """
+    """Causal attention with rotary positions on the first `rotary` dimensions of a head."""
 
     def __init__(self, hidden: int, heads: int, rotary: int) -> None:
         super().__init__()
@@ -43,14 +40,15 @@ class Attention(nn.Module):
         key = self._rotate(key, cosine, sine)
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.size)
         weights = torch.softmax(scores.masked_fill(future, -math.inf), dim=-1)
-        return self.dense((weights @ value).transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
+        attended = (weights @ value).transpose(-3, -2).flatten(-2)
+        return self.dense(attended)  # type: ignore[no-any-return]
 
     def _rotate(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         half = self.rotary // 2
         first, second, rest = torch.split(x, [half, half, self.size - self.rotary], dim=-1)
-        return torch.cat(
-            [first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1
-        )
+        turned_first = first * cosine - second * sine
+        turned_second = second * cosine + first * sine
+        return torch.cat([turned_first, turned_second, rest], dim=-1)
 
 
 class Block(nn.Module):
@@ -71,12 +69,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, future: Tensor) -> Tensor:
         attended = self.attention(self.input_layernorm(x), cosine, sine, future)
-        return x + attended + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        fed_forward = self.mlp(self.post_attention_layernorm(x))
+        return x + attended + fed_forward  # type: ignore[no-any-return]
 
 
 class GPTNeoX(nn.Module):
-    """Class logits of a text, from its last token or the mean of its tokens; trailing `pad` tokens
-    are ignored.
+    """Class logits of a text, from its last token or the mean of its tokens.
+
+    Trailing `pad` tokens are ignored.
     """
 
     def __init__(
@@ -110,9 +110,8 @@ class GPTNeoX(nn.Module):
         tokens = tokens.long()
         x = self.embed_in(tokens)
         positions = torch.cumsum(torch.ones_like(tokens), dim=-1) - 1
-        angles = torch.stack(
-            [positions.float() * frequency for frequency in self.frequencies], dim=-1
-        )
+        places = positions.float()
+        angles = torch.stack([places * frequency for frequency in self.frequencies], dim=-1)
         cosine = torch.cos(angles).type_as(x).unsqueeze(-3)
         sine = torch.sin(angles).type_as(x).unsqueeze(-3)
         future = (positions.unsqueeze(-2) > positions.unsqueeze(-1)).unsqueeze(-3)
@@ -143,19 +142,18 @@ def gpt_neox(
     pad: int = 0,
     checkpoint: str | Path | None = None,
 ) -> nn.Module:
-    """GPT-NeoX of Pythia-70M's size with a classification head, from a local checkpoint or newly
-    initialised.
-    """
+    """GPT-NeoX of Pythia-70M's size with a classification head, newly made or from a checkpoint."""
     checks.tokens("gpt_neox", shape)
     checks.positive("gpt_neox", vocabulary=vocabulary, hidden=hidden, layers=layers, heads=heads)
     if hidden % heads:
         raise UserError(
             f"model.hidden of gpt_neox must be a multiple of heads={heads}, got {hidden}"
         )
-    rotary = int(hidden // heads * rotary_pct)
+    size = hidden // heads
+    rotary = int(size * rotary_pct)
     if not 0 < rotary_pct <= 1 or rotary < 2 or rotary % 2:
         raise UserError(
-            f"model.rotary_pct of gpt_neox must rotate an even number of a head's {hidden // heads} "
+            f"model.rotary_pct of gpt_neox must rotate an even number of a head's {size} "
             f"dimensions, got {rotary_pct}, which rotates {rotary}"
         )
     model = GPTNeoX(

@@ -35,12 +35,11 @@ def group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
 
 
 def freeze_norms(model: nn.Module) -> nn.Module:
-    """A copy of a model in which the running statistics of every BatchNorm are constants, in
-    training as well.
+    """A copy of a model in which the running statistics of every BatchNorm are constants.
 
-    For a pre-trained model, whose statistics are worth keeping: it computes what it did in
-    evaluation mode, and its weights and biases are trained as before. The names in its state dict
-    stay the same.
+    They are in training, too. For a pre-trained model, whose statistics are worth keeping: it
+    computes what it did in evaluation mode, and its weights and biases are trained as before. The
+    names in its state dict stay the same.
 
     Args:
         model: Any module; it is not modified.
@@ -58,12 +57,15 @@ class FrozenNorm(nn.Module):
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
             raise UserError(
-                f"{name!r} has no running statistics to freeze; use kairosfl.models.group_norm(model)."
+                f"{name!r} has no running statistics to freeze; "
+                "use kairosfl.models.group_norm(model)."
             )
-        self.eps, self.drop, self.act = norm.eps, *_after(norm, name)
-        self.weight, self.bias = norm.weight, norm.bias
-        for key, value in norm.named_buffers(recurse=False):
-            self.register_buffer(key, value)
+        self.eps = norm.eps
+        self.drop, self.act = _after(norm, name)
+        self.weight = norm.weight
+        self.bias = norm.bias
+        for key, buffer in norm.named_buffers(recurse=False):
+            self.register_buffer(key, buffer)
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,34 +89,39 @@ def _with(model: nn.Module, convert: Callable[[_BatchNorm, str], nn.Module]) -> 
     """A copy of the model with every BatchNorm converted, given its name."""
     check_shapes(model)
     model = copy.deepcopy(model)
-    made: dict[nn.Module, nn.Module] = {}  # a norm that is used in two places stays one
+    if isinstance(model, _BatchNorm):
+        return convert(model, "")
+    converted: dict[nn.Module, nn.Module] = {}  # a norm that is used in two places stays one
     names = {module: name for name, module in model.named_modules()}
     for parent in list(model.modules()):
-        for child, module in list(
-            parent._modules.items()
-        ):  # named_children would skip a second use
+        # named_children would skip a second use.
+        for child, module in list(parent._modules.items()):
             if isinstance(module, _BatchNorm):
-                if module not in made:
-                    made[module] = convert(module, names[module])
-                setattr(parent, child, made[module])
-    return convert(model, "") if isinstance(model, _BatchNorm) else model
+                if module not in converted:
+                    converted[module] = convert(module, names[module])
+                setattr(parent, child, converted[module])
+    return model
 
 
 def _grouped(norm: _BatchNorm, name: str, groups: int) -> nn.GroupNorm:
+    """A GroupNorm with the weight and the bias of this norm."""
     channels = norm.num_features
     drop, act = _after(norm, name)
     if channels == 1 and isinstance(norm, nn.BatchNorm1d):
         raise UserError(
-            f"{name!r} is a BatchNorm1d of one channel, which GroupNorm would set to 0; leave it out."
+            f"{name!r} is a BatchNorm1d of one channel, which GroupNorm would set to 0; "
+            "leave it out."
         )
     few = max(1, min(groups, channels // 2))
     number = next(count for count in range(few, 0, -1) if channels % count == 0)
     kind = nn.GroupNorm if type(norm) in _PLAIN else ActiveGroupNorm
     group = kind(number, channels, eps=norm.eps, affine=norm.affine)
     if isinstance(group, ActiveGroupNorm):
-        group.drop, group.act = drop, act
+        group.drop = drop
+        group.act = act
     if norm.affine:
-        group.weight, group.bias = norm.weight, norm.bias
+        group.weight = norm.weight
+        group.bias = norm.bias
     return group.train(norm.training)
 
 

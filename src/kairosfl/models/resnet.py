@@ -1,8 +1,7 @@
-"""ResNet-18 and ResNet-50 with GroupNorm, a 3x3 stem for small images or the original one, and a
-projection head.
+"""ResNet-18 and ResNet-50 with GroupNorm, which keeps all state in parameters.
 
-He et al., "Deep residual learning for image recognition", CVPR 2016. GroupNorm keeps all state in
-parameters.
+The stem is 3x3, for small images, or the original one; a projection head can be added. He et al.,
+"Deep residual learning for image recognition", CVPR 2016.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ def resnet18(
     projection: int = 0,
     stem: int = 3,
 ) -> nn.Module:
-    """ResNet-18 with GroupNorm; projection=256 adds ALT's head, stem=7 is the original 7x7 stem
-    with pooling.
-    """
+    """ResNet-18 with GroupNorm; projection=256 adds ALT's head, stem=7 has the original stem."""
     return _resnet("resnet18", shape, classes, (2, 2, 2, 2), 1, width, groups, projection, stem)
 
 
@@ -72,16 +69,21 @@ def _resnet(
     checks.not_negative(name, projection=projection)
     if width % 2:
         raise UserError(
-            f"model.width of {name} must be even, so that norm groups have two channels, got {width}"
+            f"model.width of {name} must be even, so that norm groups have two channels, "
+            f"got {width}"
         )
     if stem not in (3, 7):
         raise UserError(f"model.stem of {name} must be 3, or 7 for the original stem, got {stem}")
     inputs, _, _ = checks.image(name, shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["stem"] = _convolve(inputs, width, stem, 1 if stem == 3 else 2, groups)
-    layers["relu"] = nn.ReLU()
-    if stem == 7:
+    if stem == 3:
+        layers["stem"] = _convolve(inputs, width, 3, 1, groups)
+        layers["relu"] = nn.ReLU()
+    else:
+        layers["stem"] = _convolve(inputs, width, 7, 2, groups)
+        layers["relu"] = nn.ReLU()
         layers["stem_pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+
     inputs = width
     for stage, depth in enumerate(depths):
         channels = width * 2**stage
@@ -91,6 +93,7 @@ def _resnet(
             blocks.append(_block(inputs, channels, expansion, stride, groups))
             inputs = channels * expansion
         layers[f"stage{stage + 1}"] = nn.Sequential(*blocks)
+
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
     if projection:
@@ -122,8 +125,9 @@ def _block(inputs: int, channels: int, expansion: int, stride: int, groups: int)
                 expand=_convolve(channels, outputs, 1, 1, groups),
             )
         )
-    same = stride == 1 and inputs == outputs
-    return Residual(body, nn.Identity() if same else _convolve(inputs, outputs, 1, stride, groups))
+    if stride == 1 and inputs == outputs:
+        return Residual(body, nn.Identity())
+    return Residual(body, _convolve(inputs, outputs, 1, stride, groups))
 
 
 def _convolve(inputs: int, outputs: int, kernel: int, stride: int, groups: int) -> nn.Module:

@@ -1,6 +1,4 @@
-"""Small models: fully connected networks, LeNet, and the CNNs of McMahan, ALT, FedAWARE and
-pfl-research.
-"""
+"""Small models: fully connected networks, LeNet, and the CNNs of several papers."""
 
 from __future__ import annotations
 
@@ -134,13 +132,11 @@ def pfl_cnn(
     hidden: int = 128,
     dropout: tuple[float, ...] = (0.25, 0.5),
 ) -> nn.Module:
-    """pfl-research's simple_cnn: two 3x3 convolutions (32, 64), one pooling, a hidden layer,
-    dropout before both.
-    """
+    """pfl-research's simple_cnn: two 3x3 convolutions (32, 64), a hidden layer, and dropout."""
     checks.positive("pfl_cnn", hidden=hidden)
     if len(dropout) != 2:
         raise UserError(f"model.dropout of pfl_cnn must be two numbers, got {dropout!r}")
-    checks.probability("pfl_cnn", **{f"dropout[{k}]": each for k, each in enumerate(dropout)})
+    checks.probability("pfl_cnn", **{"dropout[0]": dropout[0], "dropout[1]": dropout[1]})
     channels, height, width = checks.image("pfl_cnn", shape, least=6)
     rows, columns = ((side - 4) // 2 for side in (height, width))
     model = nn.Sequential(
