@@ -43,8 +43,13 @@ PAIRWISE = {frozenset(pair.split(" + ")) for pairs in REFUSALS.values() for pair
 CLIENTS, EPOCHS, ROUNDS, RESUMED = 8, 3, 5, 3
 RECIPE = Recipe(rounds=ROUNDS, cohort=3, epochs=EPOCHS, batch_size=16, lr=0.1, momentum=0.5)
 
-# Rules that need a clock are combined in rules/test_on_the_clock.py.
-CLOCKED = {name for name, rule in RULES.items() if issubclass(rule, Rule) and rule().traits().clock}
+# Rules that need a clock are combined in rules/test_on_the_clock.py, those with models of the
+# clients' own in rules/test_personal_rules.py.
+CLOCKED = {
+    name
+    for name, rule in RULES.items()
+    if issubclass(rule, Rule) and (rule().traits().clock or rule().traits().keeps)
+}
 # Which rules privacy can be combined with is tested in rules/test_privacy.py.
 GUARDS = [name for name, rule in RULES.items() if issubclass(rule, Guard | Attack | LocalPrivacy)]
 QUICK = {"limits", "fedavg", "fedavgm", "feddyn", "scaffold"}  # the others are slow tests

@@ -44,7 +44,11 @@ SETTINGS = {
     "normclipping": "normclipping(norm=0.1)",
     "limits": "limits(weight=1.1, norm=1)",
 }
-UNCLOCKED = [name for name, rule in RULES.items() if not rule().traits().clock]
+# Rules with models of the clients' own leave the shared one alone, or need an own part; they are
+# tested in rules/test_personal_rules.py.
+UNCLOCKED = [
+    name for name, rule in RULES.items() if not rule().traits().clock and not rule().traits().keeps
+]
 ALONE = {"bucketing"}  # without effect as long as it is alone, and the run says so
 NOTICEABLE = 1e-3  # of the largest change of an entry; rounding makes 1e-7
 PAGE = Path(__file__).parents[1] / "docs" / "rules" / "compositions.md"

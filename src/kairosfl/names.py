@@ -22,7 +22,8 @@ RULES = _words(
     "fedprox fednova vrlsgd fedmut scaffold feddyn fedcm fedsam moon fedavgm fedadagrad fedadam "
     "fedyogi fedams fedcl alt pa3fed fedaware average budget uniform privacy localprivacy "
     "bucketing nnm normclipping centeredclipping median trimmedmean geometricmedian krum limits "
-    "attack overcommit deadline buffered stale fedbuff fedasync"
+    "attack overcommit deadline buffered stale fedbuff fedasync "
+    "fedrep fedbabu ditto apfl"
 )
 DETECTORS = _words("fgn fedfim noisedfgn")
 EXAMPLES["rule"] = ("fedprox(mu=0.01)", "fedavgm")

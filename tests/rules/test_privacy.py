@@ -336,7 +336,7 @@ def test_which_rules_compose(name: str) -> None:
         "fedcl",
         "average",
     }
-    composes |= {"localprivacy", "deadline"}
+    composes |= {"localprivacy", "deadline", "fedrep", "fedbabu", "ditto", "apfl"}
     if name in composes:
         assert len(parse(f"{name} + privacy").rules) == 2
         return

@@ -157,6 +157,11 @@ class Layout:
         return tuple(entry.name for entry in (*self.entries, *self.own))
 
     @property
+    def own_numbers(self) -> frozenset[int]:
+        """The numbers of a client's own tensors, as a brief has them."""
+        return frozenset(range(len(self.entries), len(self.names)))
+
+    @property
     def hash(self) -> str:
         """A digest of the names and shapes of what is trained, in their order."""
         listed = _digested(self.entries)

@@ -12,16 +12,19 @@ from kairosfl.errors import UserError
 from kairosfl.names import without_fedavg
 from kairosfl.plugins import Registry
 from kairosfl.rules.alt import ALT
+from kairosfl.rules.apfl import APFL
 from kairosfl.rules.attack import Attack
 from kairosfl.rules.average import Average
 from kairosfl.rules.budget import Budget
 from kairosfl.rules.buffered import Buffered
 from kairosfl.rules.clipping import CenteredClipping, NormClipping
 from kairosfl.rules.deadline import Deadline
+from kairosfl.rules.ditto import Ditto
 from kairosfl.rules.fedams import FedAMS
 from kairosfl.rules.fedasync import FedAsync
 from kairosfl.rules.fedavgm import FedAvgM
 from kairosfl.rules.fedaware import FedAWARE
+from kairosfl.rules.fedbabu import FedBABU
 from kairosfl.rules.fedbuff import FedBuff
 from kairosfl.rules.fedcl import FedCL
 from kairosfl.rules.fedcm import FedCM
@@ -30,6 +33,7 @@ from kairosfl.rules.fedmut import FedMut
 from kairosfl.rules.fednova import FedNova
 from kairosfl.rules.fedopt import FedAdagrad, FedAdam, FedYogi
 from kairosfl.rules.fedprox import FedProx
+from kairosfl.rules.fedrep import FedRep
 from kairosfl.rules.fedsam import FedSAM
 from kairosfl.rules.geometricmedian import GeometricMedian
 from kairosfl.rules.krum import Krum
@@ -90,6 +94,10 @@ RULES: Registry[type[Spec]] = Registry(
             Stale,
             FedBuff,
             FedAsync,
+            FedRep,
+            FedBABU,
+            Ditto,
+            APFL,
         )
     },
 )
@@ -165,6 +173,7 @@ def _allowed(allow: Collection[str]) -> Collection[str]:
 
 __all__ = [
     "ALT",
+    "APFL",
     "MOON",
     "NNM",
     "RULES",
@@ -175,18 +184,21 @@ __all__ = [
     "Bucketing",
     "Budget",
     "CenteredClipping",
+    "Ditto",
     "FedAMS",
     "FedAWARE",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
     "FedCL",
     "FedCM",
     "FedDyn",
     "FedMut",
     "FedNova",
     "FedProx",
+    "FedRep",
     "FedSAM",
     "FedYogi",
     "GeometricMedian",
