@@ -1,6 +1,4 @@
-"""Lists of rules, data sets, models and so on as (name, description) pairs, for `kairosfl list` and
-the docs.
-"""
+"""Rules, data sets, models and so on as (name, description) pairs, for `kairosfl list`."""
 
 from __future__ import annotations
 
@@ -22,24 +20,22 @@ from kairosfl.tasks.partitions import PARTITIONS
 def listing(what: str) -> list[tuple[str, str]]:
     """All rules, data sets, models, partitions, detectors or presets."""
     if what == "models":
-        return [(name, str(describe(name)).partition(": ")[2]) for name in MODELS.own] + _others(
-            MODELS
-        )
+        models = [(name, str(describe(name)).partition(": ")[2]) for name in MODELS.own]
+        return [*models, *_others(MODELS)]
     if what == "rules":
-        fedavg = (
-            "fedavg",
-            "The empty algorithm: the mean of the clients' models, weighted by their samples.",
-        )
-        return [fedavg, *_specs(RULES.own), *_others(RULES)]
+        fedavg = "The empty algorithm: the mean of the clients' models, weighted by their samples."
+        return [("fedavg", fedavg), *_specs(RULES.own), *_others(RULES)]
     if what == "presets":
         return presets.descriptions()
     if what == "detectors":
         return _specs(DETECTORS)
     if what == "data":
-        return [(name, _first_line(function)) for name, function in DATASETS.own.items()] + _others(
-            DATASETS
-        )
-    return [(name, _first_line(function)) for name, function in PARTITIONS.items()]
+        return [*_functions(DATASETS.own), *_others(DATASETS)]
+    return _functions(PARTITIONS)
+
+
+def _functions(functions: Mapping[str, object]) -> list[tuple[str, str]]:
+    return [(name, _first_line(function)) for name, function in functions.items()]
 
 
 def _others(registry: Registry[Any]) -> list[tuple[str, str]]:
@@ -62,4 +58,7 @@ def _specs(classes: Mapping[str, type]) -> list[tuple[str, str]]:
 
 
 def _first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+    text = inspect.getdoc(thing)
+    if text is None:
+        return ""
+    return text.partition("\n")[0]

@@ -54,7 +54,7 @@ class _Screen:
 
     def __init__(self, quiet: bool, console: Console | None) -> None:
         self.quiet = quiet
-        self.console = console or Console(stderr=True)
+        self.console = Console(stderr=True) if console is None else console
         self.live = not quiet and self.console.is_terminal
 
     def __exit__(
@@ -64,9 +64,8 @@ class _Screen:
         at: TracebackType | None,
     ) -> None:
         if self.live:
-            self.progress.live.transient |= (
-                kind is not None
-            )  # bars of what was interrupted would stay as if it ran on
+            # Bars of what was interrupted would stay as if it ran on.
+            self.progress.live.transient |= kind is not None
             self.progress.stop()
 
     def say(self, line: str) -> None:
@@ -115,7 +114,9 @@ class RunProgress(_Screen):
     ) -> None:
         super().__init__(quiet, console)
         self.critical = critical  # whether to say what the detector says
-        self.rounds, self.done, self.first = rounds, done, done
+        self.rounds = rounds
+        self.done = done
+        self.first = done  # the rounds before those of this session
         self.score: float | None = None
         self.began: float | None = None
         self.progress = Progress(
@@ -134,9 +135,11 @@ class RunProgress(_Screen):
         """Show one more round."""
         self.done = row["round"]
         score = main_value(row)
-        self.score = self.score if score is None else score
+        if score is not None:
+            self.score = score
         if self.began is None:  # set-up before the first round does not count towards the speed
-            self.began, self.first = time.perf_counter() - row["seconds"], self.done - 1
+            self.began = time.perf_counter() - row["seconds"]
+            self.first = self.done - 1
         speed = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
         words = describe(row, self.score, critical=self.critical)
         if self.live:
@@ -145,15 +148,18 @@ class RunProgress(_Screen):
             )
         elif self.notebook is not None:
             self.notebook.update(self.done, self.rounds, f"{words}  {pace(speed)}")
-        elif not self.quiet and (
-            self.done % -(-self.rounds // PLAIN_LINES) == 0 or self.done == self.rounds
-        ):
-            left = (self.rounds - self.done) / max(speed, 1e-9)
-            time_left = f"{left:.0f} s" if left < 90 else duration(left)
+        elif not self.quiet and self._prints():
+            seconds = (self.rounds - self.done) / max(speed, 1e-9)
+            time_left = f"{seconds:.0f} s" if seconds < 90 else duration(seconds)
             print(
                 f"round {self.done}/{self.rounds}  {words}  {pace(speed)}  {time_left} left",
                 file=sys.stderr,
             )
+
+    def _prints(self) -> bool:
+        """Whether this round is one of those that are printed: some, and the last."""
+        every = -(-self.rounds // PLAIN_LINES)
+        return self.done % every == 0 or self.done == self.rounds
 
 
 class SweepProgress(_Screen):
@@ -171,7 +177,7 @@ class SweepProgress(_Screen):
         console: Console | None = None,
     ) -> None:
         super().__init__(quiet, console)
-        self.rounds = rounds or {}
+        self.rounds = {} if rounds is None else rounds
         self.critical = critical  # the runs of which to say what the detector says; None: all
         self.done = self.done_now = 0  # rounds of all runs, and those of them done in this session
         self.began = self.last_line = time.perf_counter()
@@ -186,22 +192,22 @@ class SweepProgress(_Screen):
     def __enter__(self) -> Self:
         if self.live:
             self.progress.start()
-            self.whole = self.progress.add_task(
-                "", total=sum(self.rounds.values()) or None, name="all runs"
-            )
+            total = sum(self.rounds.values()) if self.rounds else None
+            self.all_runs = self.progress.add_task("", total=total, name="all runs")
             self.bars: dict[str, TaskID] = {}
         return self
 
     def plan(self, rounds: dict[str, int]) -> None:
         """How many rounds every run has."""
-        self.rounds, self.began = rounds, time.perf_counter()
+        self.rounds = rounds
+        self.began = time.perf_counter()
         if self.live:
-            self.progress.reset(self.whole, total=sum(rounds.values()))
+            self.progress.reset(self.all_runs, total=sum(rounds.values()))
 
     def state(self, words: str) -> None:
         """What is being done before the first round; only a bar shows it."""
         if self.live:
-            self.progress.update(self.whole, description=words)
+            self.progress.update(self.all_runs, description=words)
 
     def begin(self, name: str, done: int) -> Callable[[dict[str, Any]], None]:
         """Register a run of which `done` rounds are finished; returns a listener for its rounds."""
@@ -210,16 +216,17 @@ class SweepProgress(_Screen):
         critical = self.critical is None or name in self.critical
         self.done += done
         if self.live:
-            self.progress.advance(self.whole, done)
+            self.progress.advance(self.all_runs, done)
 
         def listen(row: dict[str, Any]) -> None:
-            self.done, self.done_now = self.done + 1, self.done_now + 1
+            self.done += 1
+            self.done_now += 1
             if not self.live:
                 self._print_progress()
             else:
                 if name not in self.bars:
                     self.bars[name] = self.progress.add_task("", total=rounds, name=title)
-                self.progress.advance(self.whole)
+                self.progress.advance(self.all_runs)
                 words = describe(row, main_value(row), critical=critical)
                 over = row["round"] == rounds
                 self.progress.update(
@@ -234,9 +241,10 @@ class SweepProgress(_Screen):
         """Without a terminal: print the overall progress from time to time."""
         now = time.perf_counter()
         if now - self.last_line >= SECONDS_PER_LINE:
-            self.last_line, whole = now, sum(self.rounds.values())
-            left = duration((whole - self.done) * (now - self.began) / self.done_now)
-            self.say(f"all runs: {self.done}/{counted(whole, 'round')}, about {left} left")
+            self.last_line = now
+            total = sum(self.rounds.values())
+            time_left = duration((total - self.done) * (now - self.began) / self.done_now)
+            self.say(f"all runs: {self.done}/{counted(total, 'round')}, about {time_left} left")
 
 
 class TuneProgress(_Screen):
@@ -278,22 +286,29 @@ def describe(row: dict[str, Any], score: float | None, *, critical: bool = True)
     """
     name = row.get("metric", "accuracy")
     values = {name.replace("_", " "): score} | {"loss": row["loss"]}
-    known = {word: value for word, value in values.items() if value is not None}
-    parts = [
-        *(f"{word} {measured(value)}" for word, value in known.items() if math.isfinite(value)),
-        "" if all(map(math.isfinite, known.values())) else "diverged",
-        f"cohort {row['reported']}/{row['cohort']}"
-        if row["rejected"]
-        else f"cohort {row['cohort']}",
-        "critical" if critical and row["critical"] else "",
-        f"clock {duration(row['time'])}" if "time" in row else "",
-        *(
-            f"{name.replace('_', ' ')} {row[name]:.3g}"
-            for name in spent(row)
-            if row.get(name) is not None
-        ),
-    ]
-    return "  ".join(part for part in parts if part)
+    parts = []
+    diverged = False
+    for word, value in values.items():
+        if value is None:
+            continue
+        if math.isfinite(value):
+            parts.append(f"{word} {measured(value)}")
+        else:
+            diverged = True
+    if diverged:
+        parts.append("diverged")
+    if row["rejected"]:
+        parts.append(f"cohort {row['reported']}/{row['cohort']}")
+    else:
+        parts.append(f"cohort {row['cohort']}")
+    if critical and row["critical"]:
+        parts.append("critical")
+    if "time" in row:
+        parts.append(f"clock {duration(row['time'])}")
+    for column in spent(row):
+        if row.get(column) is not None:
+            parts.append(f"{column.replace('_', ' ')} {row[column]:.3g}")
+    return "  ".join(parts)
 
 
 def duration(seconds: float) -> str:
@@ -303,12 +318,10 @@ def duration(seconds: float) -> str:
         (3600, "hour", "hours"),
         (60, "minute", "minutes"),
     ):
+        if seconds >= 10 * size:
+            return f"{seconds / size:.0f} {many}"
         if seconds >= 1.5 * size:
-            return (
-                f"{seconds / size:.1f} {many}"
-                if seconds < 10 * size
-                else f"{seconds / size:.0f} {many}"
-            )
+            return f"{seconds / size:.1f} {many}"
         if seconds >= size:
             return f"1 {one}"
     return f"{max(2, round(seconds))} seconds"

@@ -51,14 +51,14 @@ UNAVAILABLE = ("name", "options", "start", "validation", "normalise", "noise")
 
 
 class _Home:
-    """Where a run is recorded: the folder that was asked for, or a temporary one that is deleted
-    with its last user.
-    """
+    """Where a run is recorded: a folder, or a temporary one that is deleted with its last user."""
 
     def __init__(self, out: str | Path | None) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="kairosfl-")) / "run" if out is None else Path(out)
         if out is None:
-            weakref.finalize(self, shutil.rmtree, self.path.parent, ignore_errors=True)
+            parent = Path(tempfile.mkdtemp(prefix="kairosfl-"))
+            weakref.finalize(self, shutil.rmtree, parent, ignore_errors=True)
+            out = parent / "run"
+        self.path = Path(out)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,19 +120,17 @@ class History:
         return Folder(self.folder).main().name
 
     def last(self, name: str) -> float:
-        """A column of the metrics in the last round in which it was measured; NaN if it was in
-        none.
-        """
+        """A column of the metrics in the last round that measured it; NaN if none did."""
         if self.metrics and name not in self.metrics[-1]:
             raise UserError(f"the history has no {name!r}; {nearest(name, self.metrics[-1])}")
-        known = (row[name] for row in reversed(self.metrics) if row[name] is not None)
-        return float(next(known, float("nan")))
+        for row in reversed(self.metrics):
+            if row[name] is not None:
+                return float(row[name])
+        return float("nan")
 
     @property
     def folder(self) -> Path:
-        """The run folder; without `out` it is temporary and deleted with the last `History` of the
-        run.
-        """
+        """The run folder; without `out` it is deleted with the last `History` of the run."""
         return self.home.path
 
     def frame(self) -> Any:
@@ -150,8 +148,7 @@ class History:
         return write_report([self.folder], Path(path))
 
     def save(self, directory: str | Path) -> Path:
-        """Copy the run folder to a new directory, with the trained model as `model.safetensors`;
-        returns its path.
+        """Copy the run folder, with the trained model as `model.safetensors`; returns the path.
 
         If peft's adapters are all that was trained, they are saved instead, as peft's directory
         `adapter`.
@@ -171,7 +168,8 @@ class History:
         return directory
 
     def __repr__(self) -> str:
-        return f"History(rounds={len(self.metrics)}, {self.metric}={self.score:.4f}, folder={str(self.folder)!r})"
+        score = f"{self.metric}={self.score:.4f}"
+        return f"History(rounds={len(self.metrics)}, {score}, folder={str(self.folder)!r})"
 
 
 def simulate(
@@ -261,7 +259,8 @@ def simulate(
             of once into memory. By default they are where a torch data set is random or larger than
             half the memory, and memory maps.
         fleet: The devices on which clients are simulated: how much they differ, such as
-            "lognormal(sigma=1.0)", or the keys of `[fleet]` in a dict. By default there is no clock.
+            "lognormal(sigma=1.0)", or the keys of `[fleet]` in a dict. By default there is no
+            clock.
         **settings: Any other key of `[data]`, `[train]` and `[run]` in a configuration, such as
             `momentum`, `schedule`, `minimum`, `eval_every` or `precision`, and `mean`, `std`,
             `vocabulary` and `labels` of a `DataSet`.
@@ -279,6 +278,8 @@ def simulate(
         )
     if on_round is not None and not callable(on_round):
         raise UserError(f"on_round = {on_round!r} must be a function of the history so far.")
+
+    # --- data ---
     initial = copy.deepcopy(model).cpu()
     sections = _sections(settings)
     fields = {key: settings[key] for key in OF_DATASET if key in settings}
@@ -286,33 +287,32 @@ def simulate(
     dataset = hashed(
         from_any(train, test, name=name, classes=classes, kind=kind, lazy=lazy, **columns, **fields)
     )
+
+    # --- configuration ---
     sections["train"] |= {"rounds": rounds, "cohort": 1 if cohort is None else cohort}
-    sections["train"] |= {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "optimizer": optimizer,
-    }
+    sections["train"] |= {"epochs": epochs, "batch_size": batch_size}
+    sections["train"] |= {"lr": lr, "optimizer": optimizer}
     sections["run"] |= {"engine": engine, "device": str(device)}
-    sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha} | _dealt(
-        dataset, clients, partition
-    )
+    sections["data"] |= {"name": GIVEN + dataset.name, "alpha": alpha}
+    sections["data"] |= _dealt(dataset, clients, partition)
     if fleet is not None:
         sections["fleet"] = {"devices": fleet} if isinstance(fleet, str) else dict(fleet)
     patterns = own if isinstance(own, str) else list(own)
     sections["model"] = {"name": GIVEN + type(model).__name__, "own": patterns}
-    named = {key: {k: _scalar(v) for k, v in section.items()} for key, section in sections.items()}
-    config = resolve(
-        {
-            "seed": _scalar(seed),
-            **named,
-            **({"algorithm": algorithm} if isinstance(algorithm, str) else {}),
-        }
-    )
+    nested: dict[str, Any] = {"seed": _scalar(seed)}
+    for section, table in sections.items():
+        nested[section] = {key: _scalar(value) for key, value in table.items()}
+    if isinstance(algorithm, str):
+        nested["algorithm"] = algorithm
+    config = resolve(nested)
     if not isinstance(algorithm, str):
         config = replace(config, algorithm=Algorithm() + algorithm)
-    dealt = clients is not None and not isinstance(clients, int | np.integer)
-    population = _population(clients) if dealt else divide(config, dataset)
+
+    # --- task ---
+    if clients is None or isinstance(clients, int | np.integer):
+        population = divide(config, dataset)
+    else:
+        population = _population(clients)
     task = Task(
         initial,
         dataset,
@@ -355,7 +355,7 @@ def _run(
 
 
 def _used(path: Path) -> bool:
-    """Whether a folder has something in it, but for the lock of a process that is about to write."""
+    """Whether a folder has something in it but the lock of a process that is about to write."""
     return any(entry.name != NAME for entry in path.iterdir())
 
 
@@ -371,12 +371,14 @@ def _train(
     """Begin the run, or continue it, in its locked folder."""
     if begun:
         write(folder.path / "config.toml", text_of(tables(config)))
-    done = (folder.rounds_done() or 0) if begun else 0
+    done = _done(folder) if begun else 0
     rows = [row for row in folder.rows() if row["round"] <= done]
     last: list[Tensor] = []
 
     def watch(row: dict[str, Any], x: Tensor) -> bool | None:
-        rows[:] = [*(each for each in rows if each["round"] < row["round"]), plain(row)]
+        while rows and rows[-1]["round"] >= row["round"]:
+            rows.pop()
+        rows.append(plain(row))
         last[:] = [x]
         if on_round is None:
             return None
@@ -384,7 +386,9 @@ def _train(
             answer = on_round(History(list(rows), task.model, x, home, task.layout))
         except StopIteration:
             return False
-        return None if answer is None else bool(answer)
+        if answer is None:
+            return None
+        return bool(answer)
 
     with _shown(config, done, progress) as show, within_memory():
         folder.say = show.say if show else silent
@@ -402,22 +406,28 @@ def _train(
 
 
 def _continued(config: RunConfig, folder: Folder) -> RunConfig:
-    """The configuration to continue the run in a folder with; refuses one that is of another run."""
+    """The configuration to continue the run in a folder with; refuses that of another run."""
     origin = folder.origin()
     config = pinned(config, origin)
-    other = harmful(config, origin) if origin else []
-    if other:
+    changed = harmful(config, origin) if origin else []
+    if changed:
         raise UserError(
-            f"out = {str(folder.path)!r} contains another run: {', '.join(other)}; choose another folder, or give the "
-            "arguments that it began with."
+            f"out = {str(folder.path)!r} contains another run: {', '.join(changed)}; choose "
+            "another folder, or give the arguments that it began with."
         )
-    done = folder.rounds_done() or 0
+    done = _done(folder)
     if done > config.train.rounds:
         raise UserError(
-            f"rounds = {config.train.rounds} is less than the {done} that the run in {str(folder.path)!r} has done; "
-            f"give {done} or more, or choose another out."
+            f"rounds = {config.train.rounds} is less than the {done} that the run in "
+            f"{str(folder.path)!r} has done; give {done} or more, or choose another out."
         )
     return config
+
+
+def _done(folder: Folder) -> int:
+    """Rounds done in the newest checkpoint; 0 if there is none."""
+    done = folder.rounds_done()
+    return 0 if done is None else done
 
 
 def _result(config: RunConfig, task: Task, folder: Folder) -> Tensor:
@@ -440,55 +450,64 @@ def _shown(config: RunConfig, done: int, progress: bool) -> AbstractContextManag
 
 def _sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Further keyword arguments by the section of the configuration that has the key."""
-    keys = {
-        name: [field.name for field in dataclasses.fields(cls)]
-        for name, cls in SECTIONS.items()
-        if name not in ("task", "fleet")
-    }
-    homes = {key: name for name, own in keys.items() for key in own if key not in UNAVAILABLE}
+    homes = {}
+    for name, cls in SECTIONS.items():
+        for field in dataclasses.fields(cls):
+            if name not in ("task", "fleet") and field.name not in UNAVAILABLE:
+                homes[field.name] = name
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for key, value in settings.items():
         if key in homes:
             sections[homes[key]][key] = value
         elif key not in OF_DATASET:
-            known = [
-                p.name
-                for p in inspect.signature(simulate).parameters.values()
-                if p.name != "settings"
-            ]
-            raise UserError(
-                f"simulate has no argument {key!r}; {nearest(key, [*known, *homes, *OF_DATASET])}"
-            )
+            arguments = list(inspect.signature(simulate).parameters)
+            arguments.remove("settings")
+            names = [*arguments, *homes, *OF_DATASET]
+            raise UserError(f"simulate has no argument {key!r}; {nearest(key, names)}")
     return sections
 
 
 def _scalar(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    """A number of NumPy as Python's, which TOML can hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
 
 
 def _dealt(dataset: DataSet, clients: Any, partition: str | None) -> dict[str, Any]:
     """The keys of [data] that say who the clients are."""
     if clients is None or isinstance(clients, int | np.integer):
-        dealt = "dirichlet" if dataset.labels_of_train is not None else "iid"
-        partition = partition or ("natural" if dataset.keys is not None else dealt)
-        default = (
-            {} if partition != "natural" else {"clients": 0, "minimum": 1}
-        )  # nobody is left out
-        return {"partition": partition} | (default if clients is None else {"clients": clients})
+        keys: dict[str, Any] = {"partition": _partition(dataset, partition)}
+        if clients is not None:
+            keys["clients"] = clients
+        elif keys["partition"] == "natural":
+            keys |= {"clients": 0, "minimum": 1}  # nobody is left out
+        return keys
     if partition is not None:
         raise UserError(
-            f"partition = {partition!r} cannot be combined with clients that are given; leave one out."
+            f"partition = {partition!r} cannot be combined with clients that are given; leave one "
+            "out."
         )
-    if (
-        not isinstance(clients, Population | Sequence)
-        or isinstance(clients, str)
-        or not len(clients)
-    ):
+    is_list = isinstance(clients, Population | Sequence) and not isinstance(clients, str)
+    if not is_list or not len(clients):
         raise UserError(
             f"clients = {clients!r} must be a number, a Population, or a list of index arrays."
         )
     return {"partition": f"{GIVEN}clients", "clients": len(clients)}
 
 
+def _partition(dataset: DataSet, partition: str | None) -> str:
+    """How samples are dealt: as asked for, else as suits the data."""
+    if partition:
+        return partition
+    if dataset.keys is not None:
+        return "natural"
+    if dataset.labels_of_train is not None:
+        return "dirichlet"
+    return "iid"
+
+
 def _population(clients: Any) -> Population:
-    return clients if isinstance(clients, Population) else Population.from_lists(clients)
+    if isinstance(clients, Population):
+        return clients
+    return Population.from_lists(clients)

@@ -16,8 +16,8 @@ from kairosfl.version import __version__
 
 app = typer.Typer(
     cls=Root,
-    help="Federated learning in which every round adapts: who trains, for how long, how much each counts, "
-    "and which way the model moves.",
+    help="Federated learning in which every round adapts: who trains, for how long, how much "
+    "each counts, and which way the model moves.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -38,9 +38,8 @@ def main(
     ] = False,
 ) -> None:
     """Global options."""
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # names of folders may hold bytes that are not UTF-8
+    # Names of folders may hold bytes that are not UTF-8.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -60,8 +59,8 @@ data.command(cls=Command)(view.show)
 app.add_typer(data, name="data")
 
 deployment = typer.Typer(cls=Group, help="Train on real devices with Flower.", no_args_is_help=True)
-for each in (deploy.new, deploy.certs, deploy.rehearse, deploy.status):
-    deployment.command(cls=Command)(each)
+for deploy_command in (deploy.new, deploy.certs, deploy.rehearse, deploy.status):
+    deployment.command(cls=Command)(deploy_command)
 passed_on = {"allow_extra_args": True, "ignore_unknown_options": True}
 deployment.command(cls=Command, context_settings=passed_on)(deploy.node)
 app.add_typer(deployment, name="deploy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from kairosfl.cli.common import Device, Json, Quiet, Set, Verbose, asked, friend
 from kairosfl.cli.runs import found
 from kairosfl.cli.screen import print_rows
 from kairosfl.wording import counted
+
+if TYPE_CHECKING:
+    from kairosfl.bench import Measured
 
 
 def bench(
@@ -48,8 +51,9 @@ def bench(
     """Measure how fast a task trains here: engine loop, engine batched, and one model on one large
     batch.
     """
+    silent = quiet or as_json
     with friendly(verbose=verbose):
-        path, _ = found(file, None, quiet=quiet or as_json)
+        path, _ = found(file, None, quiet=silent)
         from kairosfl.runs.config import read, resolve
 
         assert path is not None
@@ -67,9 +71,14 @@ def bench(
         for name in precision:
             Precision.of(name, where)
         size = f"{task.layout.size:,} parameters"
-        if not (quiet or as_json):
+        if not silent:
             typer.echo(f"{file}: {size}, on {run.device}", err=True)
-        result = measure(
+
+        def show(line: Measured) -> None:
+            if not silent:
+                typer.echo(f"measured: {line.engine}, {line.precision}", err=True)
+
+        measured = measure(
             task,
             config.train,
             where,
@@ -77,14 +86,11 @@ def bench(
             seconds=seconds,
             chosen=precision,
             seed=config.seed,
-            show=None
-            if quiet or as_json
-            else lambda line: typer.echo(f"measured: {line.engine}, {line.precision}", err=True),
+            show=show,
         )
         if as_json:
-            typer.echo(json.dumps(result.numbers()))
+            typer.echo(json.dumps(measured.numbers()))
             return
-        print_rows(result.rows(), first_out=("how", "memory", "times loop"))
-        typer.echo(
-            f"{counted(result.clients, 'client')}, batches of {result.batch}, {size}, {result.device}"
-        )
+        print_rows(measured.rows(), first_out=("how", "memory", "times loop"))
+        clients_words = counted(measured.clients, "client")
+        typer.echo(f"{clients_words}, batches of {measured.batch}, {size}, {measured.device}")

@@ -1,6 +1,4 @@
-"""Shared by the commands: options, error messages, printed tables. No heavy imports at module
-level.
-"""
+"""Shared by the commands: options, error messages, tables. No heavy imports at module level."""
 
 from __future__ import annotations
 
@@ -60,36 +58,35 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 
 class Command(TyperCommand):
-    """A command whose help says `[required]`: Typer up to 0.20, which Flower asks for, escapes it
-    for rich.
+    """A command whose help says `[required]`.
+
+    Typer up to 0.20, which Flower asks for, escapes it for rich.
     """
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Name the nearest option; where one is the name of a key of the configuration, say how
-        keys are set.
-        """
+        """Name the nearest option; for the name of a key, say how keys are set."""
         try:
             return super().parse_args(ctx, args)
         except NoSuchOption as error:
             name = error.option_name
             options = {option for parameter in self.params for option in parameter.opts}
             key = complete.key(name.lstrip("-").replace("-", "_"))
-            fix = close(name, options) or f"see {ctx.command_path} --help."
+            fix = close(name, options)
             if key is not None and "--set" in options:
                 fix = f"use --set {key}=VALUE."
+            elif not fix:
+                fix = f"see {ctx.command_path} --help."
             raise UsageError(f"There is no option {name}; {fix}", ctx) from None
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Asked where no argument is left, as after the `=` of `--set` in bash."""
         values = complete.after_equals(incomplete)
-        return (
-            super().shell_complete(ctx, incomplete)
-            if values is None
-            else [CompletionItem(each) for each in values]
-        )
+        if values is None:
+            return super().shell_complete(ctx, incomplete)
+        return list(map(CompletionItem, values))
 
 
 class Group(TyperGroup):
@@ -114,14 +111,14 @@ class Group(TyperGroup):
 
 @contextmanager
 def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> Iterator[None]:
-    """Print a user error as one sentence and exit with 2; on Ctrl-C or a scheduler's SIGTERM, say
-    how to resume.
+    """Print a user error as one sentence and exit with 2; on Ctrl-C or SIGTERM, say how to resume.
 
     If `verbose`, the traceback of the exception that caused a user error is printed before the
     sentence; with engine `debug` it always is.
     """
-    first = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _terminate) if first else None
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except UserError as error:
@@ -136,7 +133,8 @@ def friendly(resume: Callable[[], str] | None = None, verbose: bool = False) -> 
         typer.echo(f"kairosfl: {error.filename}: {error.strerror}; choose another path.", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt as stopped:
-        typer.echo(f"\nStopped. {resume() if resume else ''}".rstrip(), err=True)
+        how = resume() if resume else ""
+        typer.echo(f"\nStopped. {how}".rstrip(), err=True)
         raise typer.Exit(143 if isinstance(stopped, Terminated) else 130) from None
     finally:
         if before is not None:
@@ -201,36 +199,39 @@ def print_summary(folder: Path, summary: dict[str, Any], as_json: bool) -> None:
         return
     from kairosfl.report.read import read_run
 
+    # --- the score ---
     name = summary.get("metric", "accuracy")
-    known = summary[name] is not None and math.isfinite(summary[name])
-    score = measured(summary[name]) if known else "not measured"
-    typer.echo(
-        f"{name.replace('_', ' ')} {score} after {counted(summary['rounds'], 'round')}, in {folder}"
-    )
-    if (lost := read_run(folder).diverged) is not None:
-        typer.echo(
-            f"It diverged in round {lost}: from there on its test loss is not finite, or has exploded.",
-            err=True,
-        )
-    if speed := summary.get("samples_per_second"):
-        unit, items = summary.get("unit", "samples"), summary.get("unit_per_sample", 1)
+    score = "not measured"
+    if summary[name] is not None and math.isfinite(summary[name]):
+        score = measured(summary[name])
+    done = counted(summary["rounds"], "round")
+    typer.echo(f"{name.replace('_', ' ')} {score} after {done}, in {folder}")
+    diverged = read_run(folder).diverged
+    if diverged is not None:
+        warning = "from there on its test loss is not finite, or has exploded."
+        typer.echo(f"It diverged in round {diverged}: {warning}", err=True)
+
+    # --- the speed ---
+    speed = summary.get("samples_per_second")
+    if speed:
+        unit = summary.get("unit", "samples")
+        items = summary.get("unit_per_sample", 1)
+        line = f"{speed * items:,.0f} {unit} a second"
         share = summary.get("of_the_ceiling")
-        placed = (
-            ""
-            if share is None
-            else f", {share:.0%} of the device's ceiling (one model on all clients' batches)"
-        )
-        typer.echo(f"{speed * items:,.0f} {unit} a second{placed}")
+        if share is not None:
+            line += f", {share:.0%} of the device's ceiling (one model on all clients' batches)"
+        typer.echo(line)
+
+    # --- what went wrong ---
     for verdict in summary.get("verdicts", ()):
         typer.echo(f"Note: {verdict}.", err=True)
-    if summary.get("missing_rounds"):
-        gaps = ", ".join(map(str, summary["missing_rounds"]))
-        what = "round" if len(summary["missing_rounds"]) == 1 else "rounds"
-        typer.echo(
-            f"The metrics of {what} {gaps} are missing; {folder / 'log.txt'} says why.", err=True
-        )
-    if summary.get("rejected"):
-        uncounted = (
-            "1 report does" if summary["rejected"] == 1 else f"{summary['rejected']:,} reports do"
-        )
-        typer.echo(f"{uncounted} not count; see {folder / 'log.txt'} for the reasons.", err=True)
+    log = folder / "log.txt"
+    missing = summary.get("missing_rounds")
+    if missing:
+        gaps = ", ".join(map(str, missing))
+        what = "round" if len(missing) == 1 else "rounds"
+        typer.echo(f"The metrics of {what} {gaps} are missing; {log} says why.", err=True)
+    rejected = summary.get("rejected")
+    if rejected:
+        reports = "1 report does" if rejected == 1 else f"{rejected:,} reports do"
+        typer.echo(f"{reports} not count; see {log} for the reasons.", err=True)

@@ -13,15 +13,15 @@ from pathlib import Path
 from kairosfl import names
 
 KEYS = {
-    "data": "name clients partition alpha minimum shards labels_per_client class_counts balance nearest normalise "
-    "noise augment crops padding validation partition_seed",
+    "data": "name clients partition alpha minimum shards labels_per_client class_counts balance "
+    "nearest normalise noise augment crops padding validation partition_seed",
     "model": "name start own",
     "task": "file function",
-    "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps weight_decay clip "
-    "clip_after schedule gamma milestones lr_min",
+    "train": "rounds cohort epochs batch_size drop_last optimizer lr momentum beta1 beta2 eps "
+    "weight_decay clip clip_after schedule gamma milestones lr_min",
     "fleet": "devices seconds down up latency availability dropout redraw",
-    "run": "engine device precision threads slots deterministic actors ray_address detector eval_every "
-    "checkpoint_every client_accuracy cosines track allow",
+    "run": "engine device precision threads slots deterministic actors ray_address detector "
+    "eval_every checkpoint_every client_accuracy cosines track allow",
 }
 VALUES = {
     "algorithm": " ".join(["fedavg", *names.RULES]),
@@ -46,9 +46,10 @@ def key(name: str) -> str | None:
     """The key of the configuration with this name: `rounds` is `train.rounds`."""
     if name in ("algorithm", "seed"):
         return name
-    return next(
-        (f"{section}.{name}" for section, names in KEYS.items() if name in names.split()), None
-    )
+    for section, keys in KEYS.items():
+        if name in keys.split():
+            return f"{section}.{name}"
+    return None
 
 
 def preset(incomplete: str) -> list[str]:
@@ -60,48 +61,48 @@ def preset(incomplete: str) -> list[str]:
 
 def file(incomplete: str) -> list[str]:
     """Names of presets, TOML files, and task files."""
-    if (values := after_equals(incomplete)) is not None:
+    values = after_equals(incomplete)
+    if values is not None:
         return values
     head, tail = os.path.split(incomplete)
     try:
-        near = [path for path in Path(head).iterdir() if path.name.startswith(tail)]
+        paths = list(Path(head).iterdir())
     except OSError:
-        near = []
-    found = [
-        path
-        for path in near
-        if (path.suffix in (".toml", ".py") or path.is_dir()) and not path.name.startswith(".")
-    ]
-    return [
-        *preset(incomplete),
-        *sorted(f"{path}/" if path.is_dir() else str(path) for path in found),
-    ]
+        paths = []
+    texts = []
+    for path in paths:
+        if not path.name.startswith(tail) or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            texts.append(f"{path}/")
+        elif path.suffix in (".toml", ".py"):
+            texts.append(str(path))
+    return [*preset(incomplete), *sorted(texts)]
 
 
 def change(incomplete: str) -> list[str]:
     """`section.key=`, or `section.key=value` where the values have names."""
     key, equals, value = incomplete.partition("=")
     if equals:
-        return [f"{key}={each}" for each in _values(key, value)]
-    keys = [
-        "algorithm",
-        "seed",
-        *(f"{section}.{key}" for section, names in KEYS.items() for key in names.split()),
-    ]
-    return [f"{each}=" for each in _from(keys, incomplete)]
+        return [f"{key}={choice}" for choice in _values(key, value)]
+    keys = ["algorithm", "seed"]
+    for section, words in KEYS.items():
+        keys += [f"{section}.{word}" for word in words.split()]
+    return [f"{key}=" for key in _from(keys, incomplete)]
 
 
 def after_equals(incomplete: str) -> list[str] | None:
-    """The values of the key in `--set key=`, which bash passes on as three words; None if this is
-    not the case.
-    """
+    """The values of the key in `--set key=`, which bash passes on as three words; else None."""
     try:
         words = shlex.split(os.environ.get("COMP_WORDS", ""))
         words = words[: int(os.environ.get("COMP_CWORD", "0"))]
     except ValueError:  # an open quotation
         return None
-    words = words[:-1] if words[-1:] == ["="] else words
-    return _values(words[-1], incomplete) if words[-2:-1] == ["--set"] else None
+    if words[-1:] == ["="]:
+        words = words[:-1]
+    if words[-2:-1] != ["--set"]:
+        return None
+    return _values(words[-1], incomplete)
 
 
 def listed(incomplete: str) -> list[str]:
@@ -118,10 +119,15 @@ def _values(key: str, incomplete: str) -> list[str]:
     """For a sum of rules, the last one."""
     from kairosfl.plugins import external
 
-    known = [*VALUES.get(key, "").split(), *(external(GROUPS[key]) if key in GROUPS else ())]
-    head, plus, tail = incomplete.rpartition("+") if key == "algorithm" else ("", "", incomplete)
-    space = tail[: len(tail) - len(tail.lstrip())]
-    return [f"{head}{plus}{space}{each}" for each in _from(known, tail.strip())]
+    choices = VALUES.get(key, "").split()
+    if key in GROUPS:
+        choices += external(GROUPS[key])
+    begun = incomplete
+    if key == "algorithm":
+        begun = incomplete.rpartition("+")[2]
+    begun = begun.lstrip()
+    before = incomplete[: len(incomplete) - len(begun)]
+    return [f"{before}{choice}" for choice in _from(choices, begun.rstrip())]
 
 
 def _from(names: list[str], incomplete: str) -> list[str]:

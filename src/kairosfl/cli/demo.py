@@ -1,4 +1,4 @@
-"""`kairosfl demo`: what averaging and the right moment give at equal bytes, on handwritten digits."""
+"""`kairosfl demo`: what averaging and the right moment give at equal bytes, on digits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 # How clients are spent, and the algorithms whose models are read without and with averaging. A run
 # that averages is scored both ways, except by the detector: without averaging, that rule keeps
 # clients for the final rounds.
-EVENLY, CRITICAL = "40 % of them, evenly", "40 % of them, most while critical"
-BUDGET, DETECTED = "budget(share=0.4)", "budget(share=0.4, by='detector')"
+EVENLY = "40 % of them, evenly"
+CRITICAL = "40 % of them, most while critical"
+BUDGET = "budget(share=0.4)"
+DETECTED = "budget(share=0.4, by='detector')"
 WAYS = {
     "all clients": ("average", "average"),
     EVENLY: (f"{BUDGET} + average", f"{BUDGET} + average"),
@@ -34,9 +36,8 @@ VERDICTS = {  # by the signs of the differences that are not chance
     frozenset("-"): "It does not pay here to spend clients early.",
     frozenset("+-"): "Whether it pays to spend clients early depends here on schedule and model.",
 }
-Scores = dict[
-    tuple[str, str, bool], list[float]
-]  # per cent of every seed, by way, schedule, and whether averaged
+# Per cent of every seed, by way, schedule, and whether averaged.
+Scores = dict[tuple[str, str, bool], list[float]]
 
 
 def demo(
@@ -71,14 +72,16 @@ def ended(
     scores: Scores = {}
     sent: dict[str, float] = {}
     for way, names in WAYS.items():
-        plain, averaged = (_runs(members, summaries, name) for name in names)
+        plain = _runs(members, summaries, names[0])
+        averaged = _runs(members, summaries, names[1])
+        counts = []  # bytes of each run
         for schedule in SCHEDULES:
             scores[way, schedule, False] = [100 * _plain(run) for run in plain[schedule]]
             scores[way, schedule, True] = [
                 100 * float(run["accuracy"]) for run in averaged[schedule]
             ]
-        runs = [run for each in averaged.values() for run in each]
-        sent[way] = sum(run["bytes_down"] + run["bytes_up"] for run in runs) / len(runs) / 1e6
+            counts += [run["bytes_down"] + run["bytes_up"] for run in averaged[schedule]]
+        sent[way] = sum(counts) / len(counts) / 1e6
     return scores, sent
 
 
@@ -87,8 +90,9 @@ def story(scores: Scores, sent: Mapping[str, float]) -> list[str]:
     lines = [f"{'clients':<35}{'schedule':<14}{'MB':>5}{'plain':>13}{'averaged':>13}"]
     for way, size in sent.items():
         for schedule, words in SCHEDULES.items():
-            cells = "".join(f"{_spread(scores[way, schedule, kind]):>13}" for kind in (False, True))
-            lines.append(f"{way:<35}{words:<14}{size:>5.1f}{cells}")
+            plain = _spread(scores[way, schedule, False])
+            averaged = _spread(scores[way, schedule, True])
+            lines.append(f"{way:<35}{words:<14}{size:>5.1f}{plain:>13}{averaged:>13}")
     seeds = len(next(iter(scores.values())))
     lines.append(
         f"Accuracy in %, mean ± standard error of {seeds} seeds; plain: final 10 % of rounds"
@@ -97,19 +101,23 @@ def story(scores: Scores, sent: Mapping[str, float]) -> list[str]:
 
 
 def _differences(scores: Scores) -> list[str]:
-    said, sure = [], ""
+    lines = []
+    signs = set()  # of the differences that are not chance
     for schedule, words in SCHEDULES.items():
-        plain, averaged = (scores[EVENLY, schedule, kind] for kind in (False, True))
-        said.append(f"With 40 % of the clients and {'an' if words[0] in 'aeiou' else 'a'} {words}:")
-        said.append(f"  averaging the last models           {_gain(plain, averaged)}")
+        plain = scores[EVENLY, schedule, False]
+        averaged = scores[EVENLY, schedule, True]
+        article = "an" if words[0] in "aeiou" else "a"
+        lines.append(f"With 40 % of the clients and {article} {words}:")
+        lines.append(f"  averaging the last models           {_gain(plain, averaged)}")
         for kind, name in ((False, "plain"), (True, "averaged")):
-            moved = _gain(scores[EVENLY, schedule, kind], scores[CRITICAL, schedule, kind])
-            sure += "" if "chance" in moved else moved[0]
-            said.append(f"  clients while critical, {name:<8}    {moved}")
-        whole = scores["all clients", schedule, False]
-        said.append(f"  averaged, against all clients plain {_gain(whole, averaged)}")
-    said.append(VERDICTS[frozenset(sure)])
-    return [*said, "Is there a critical period in your problem? Measure it: kairosfl periods FILE"]
+            gain = _gain(scores[EVENLY, schedule, kind], scores[CRITICAL, schedule, kind])
+            if "chance" not in gain:
+                signs.add(gain[0])
+            lines.append(f"  clients while critical, {name:<8}    {gain}")
+        everybody = scores["all clients", schedule, False]
+        lines.append(f"  averaged, against all clients plain {_gain(everybody, averaged)}")
+    lines.append(VERDICTS[frozenset(signs)])
+    return [*lines, "Is there a critical period in your problem? Measure it: kairosfl periods FILE"]
 
 
 def _runs(
@@ -135,9 +143,11 @@ def _spread(values: Sequence[float]) -> str:
 def _gain(before: Sequence[float], after: Sequence[float]) -> str:
     """The difference in points, paired by seed."""
     mean, error = _mean([b - a for a, b in zip(before, after, strict=True)])
-    return f"{mean:+.1f} ± {error:.1f} points" + (
-        "" if abs(mean) > CHANCE * error else ", which may be chance"
-    )
+    text = f"{mean:+.1f} ± {error:.1f} points"
+    is_sure = abs(mean) > CHANCE * error
+    if not is_sure:
+        text += ", which may be chance"
+    return text
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
@@ -148,18 +158,17 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 
 def clear(folder: Path, names: set[str]) -> None:
-    """Delete the runs of a sweep that consists of exactly these; other files in the folder are
-    kept.
-    """
+    """Delete the runs of a sweep that consists of exactly these, and nothing else."""
     import shutil
 
     from kairosfl.runs.lock import lock
 
     try:
-        found = {run["name"] for run in json.loads((folder / "sweep.json").read_text())["runs"]}
+        runs = json.loads((folder / "sweep.json").read_text())["runs"]
+        recorded = {run["name"] for run in runs}
     except (ValueError, KeyError, TypeError):
-        found = set()
-    if found != names:
+        recorded = set()
+    if recorded != names:
         raise UserError(f"{folder} contains another sweep; choose another folder with --out.")
     with lock(folder):
         for name in names:

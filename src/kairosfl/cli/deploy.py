@@ -70,8 +70,11 @@ def status(
         from kairosfl.deploy.status import status as read
         from kairosfl.deploy.status import text
 
-        found = read(folder)
-        typer.echo(json.dumps(found, indent=1) if as_json else "\n".join(text(found)))
+        state = read(folder)
+        if as_json:
+            typer.echo(json.dumps(state, indent=1))
+        else:
+            typer.echo("\n".join(text(state)))
 
 
 def rehearse(
@@ -85,7 +88,7 @@ def rehearse(
     """Run a configuration over real Flower processes on this machine, with TLS and authenticated
     nodes.
     """
-    folder = out or Path("runs") / f"{file.stem}-rehearsal"
+    folder = Path("runs") / f"{file.stem}-rehearsal" if out is None else out
     with friendly(lambda: "Run the same command again to resume from the last checkpoint."):
         from kairosfl.runs.config import change, checked, read
         from kairosfl.runs.keys import updated

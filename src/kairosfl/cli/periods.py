@@ -1,6 +1,4 @@
-"""`kairosfl periods`: are there critical learning periods in your problem, and which detector sees
-them?
-"""
+"""`kairosfl periods`: has your problem critical periods, and which detector sees them?"""
 
 from __future__ import annotations
 
@@ -54,8 +52,9 @@ def periods(
     from kairosfl.cli.runs import found as named
     from kairosfl.runs.config import change, checked, read
 
+    silent = quiet or as_json
     with friendly():
-        source, _ = named(file, None, quiet=quiet or as_json)
+        source, _ = named(file, None, quiet=silent)
         if source is None:
             raise UserError("Give a TOML configuration or the name of a preset.")
         tables = change(read(source), [*changes, *asked(engine=engine, device=device)])
@@ -69,45 +68,50 @@ def periods(
     from kairosfl.runs.sweep import sweep
 
     with friendly(lambda: f"Resume with the same command: {command()}"):
-        folder = out or Path("runs") / f"{source.stem}-periods"
-        made = members(
+        # --- the runs ---
+        folder = Path("runs") / f"{source.stem}-periods" if out is None else out
+        runs = members(
             tables,
             number=windows,
-            deficits=deficit or DEFAULT,
+            deficits=deficit if deficit else DEFAULT,
             amount=amount,
             seeds=seeds,
-            detectors=detector or DETECTORS,
+            detectors=detector if detector else DETECTORS,
         )
-        with SweepProgress(
-            {each.name: each.config.train.rounds for each in made}, quiet=quiet or as_json
-        ) as show:
-            summaries = sweep(made, folder, command=command(), watch=show.begin, say=show.say)
-        found = findings(folder, summaries, made, windows, amount)
-        write_json(folder / "periods.json", found)
-        picture = draw(found, folder / "periods.svg")
+        rounds = {run.name: run.config.train.rounds for run in runs}
+        with SweepProgress(rounds, quiet=silent) as show:
+            summaries = sweep(runs, folder, command=command(), watch=show.begin, say=show.say)
+
+        # --- what they say ---
+        study = findings(folder, summaries, runs, windows, amount)
+        write_json(folder / "periods.json", study)
+        picture = draw(study, folder / "periods.svg")
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder)} | found))
+        typer.echo(json.dumps({"folder": str(folder)} | study))
         return
-    (score,) = scores({"metrics": [found["metric"]]})
-    heads = [f"{first}–{last}" for first, last in found["windows"]]
+    (score,) = scores({"metrics": [study["metric"]]})
+    heads = [f"{first}–{last}" for first, last in study["windows"]]
     rows = []
-    for name, cells in found["harm"].items():
+    for name, cells in study["harm"].items():
         texts = [_lost(score, **cell) for cell in cells]
         rows.append({"rounds": f"{lost(score)}: {name}"} | dict(zip(heads, texts, strict=True)))
-    for name, shares in found["marked"].items():
+    for name, shares in study["marked"].items():
         texts = [f"{100 * share:.0f} %" for share in shares]
         rows.append({"rounds": f"marked by {name}"} | dict(zip(heads, texts, strict=True)))
-    value = score.measured(found["none"]["mean"])
+    value = score.measured(study["none"]["mean"])
     typer.echo(f"without a deficit: {score.words} {value} in the final 10 % of rounds")
-    typer.echo("deficits: " + ", ".join(f"{name} ({left})" for name, left in found["left"].items()))
+    deficits = [f"{name} ({remaining})" for name, remaining in study["left"].items()]
+    typer.echo(f"deficits: {', '.join(deficits)}")
     print_rows(rows, turn=True)
-    for line in found["verdict"]:
+    for line in study["verdict"]:
         typer.echo(line)
     typer.echo(f"picture: {picture}")
 
 
 def _lost(score: Score, mean: float, error: float | None) -> str:
     """What a window cost, with its standard error if there is one."""
-    if score.percent:
-        return f"{100 * mean:+.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-    return f"{mean:+.2g}" + ("" if error is None else f" ± {error:.2g}")
+    digits = ".1f" if score.percent else ".2g"
+    text = f"{score.scale * mean:+{digits}}"
+    if error is not None:
+        text += f" ± {score.scale * error:{digits}}"
+    return text

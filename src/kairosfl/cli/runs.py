@@ -36,7 +36,8 @@ def run(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="TOML configuration, task file (.py), or the name of a preset; if omitted, use the defaults.",
+            help="TOML configuration, task file (.py), or the name of a preset; if omitted, use "
+            "the defaults.",
             autocompletion=complete.file,
         ),
     ] = None,
@@ -67,17 +68,16 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run one experiment. With --engine flower, clients are separate processes on this machine."""
+    silent = quiet or as_json
     with friendly():
         if preset and file:
             raise UserError("Give a file or --preset, not both; override single keys with --set.")
-        file, preset = found(file, preset, quiet=quiet or as_json)
+        file, preset = found(file, preset, quiet=silent)
     from kairosfl.runs.config import read, resolve, task_table
 
     if task is not None:
-        changes = [
-            *(f"task.{key}={json.dumps(value)}" for key, value in task_table(task).items()),
-            *changes,
-        ]
+        of_task = [f"task.{key}={json.dumps(text)}" for key, text in task_table(task).items()]
+        changes = [*of_task, *changes]
     if engine == "flower":
         from kairosfl.cli.deploy import rehearse
 
@@ -91,27 +91,27 @@ def run(
         return rehearse(file, changes=changes, out=out, quiet=quiet, as_json=as_json)
     if origin is not None:
         changes = [*changes, f"model.start={json.dumps(str(origin.absolute()))}"]
-    source = preset or file or (Path(task.replace(":", "-")) if task else None)
     folder = out
     with friendly(lambda: how_to_resume(folder), verbose):
-        tables = read(file) if file else {}
-        engine = "ray" if ray_address and engine is None else engine
-        config = resolve(
-            tables, [*changes, *asked(engine=engine, device=device, ray_address=ray_address)]
-        )
+        if ray_address and engine is None:
+            engine = "ray"
+        options = asked(engine=engine, device=device, ray_address=ray_address)
+        tables = {}
+        if file:
+            tables = read(file)
+        config = resolve(tables, [*changes, *options])
         from kairosfl.progress import RunProgress
         from kairosfl.runs.experiment import start
         from kairosfl.runs.lock import forget
         from kairosfl.runs.sensible import unused
 
-        if not (quiet or as_json):
+        if not silent:
             warn(unused([config]))
-        folder = out or fresh(source)
+        if folder is None:
+            folder = fresh(_name(preset, file, task))
         try:
             critical = config.follows_detector
-            with RunProgress(
-                config.train.rounds, quiet=quiet or as_json, critical=critical
-            ) as show:
+            with RunProgress(config.train.rounds, quiet=silent, critical=critical) as show:
                 summary = start(config, folder, command=command(), notify=show, say=show.say)
         finally:
             forget(folder)
@@ -133,11 +133,15 @@ def resume(
 
     with friendly(lambda: how_to_resume(folder), verbose):
         begun = Folder(folder)
-        config, done = begun.config(), begun.rounds_done() or 0
-        critical = config.follows_detector
-        with RunProgress(
-            config.train.rounds, quiet=quiet or as_json, done=done, critical=critical
-        ) as show:
+        config = begun.config()
+        done = begun.rounds_done()
+        show = RunProgress(
+            config.train.rounds,
+            quiet=quiet or as_json,
+            done=0 if done is None else done,
+            critical=config.follows_detector,
+        )
+        with show:
             summary = experiment.resume(folder, notify=show, say=show.say)
     print_summary(folder, summary, as_json)
 
@@ -170,19 +174,20 @@ def sweep(
     from kairosfl.runs.config import change, read
     from kairosfl.runs.keys import updated
 
-    folder = out or Path("runs") / file.stem
+    folder = Path("runs") / file.stem if out is None else out
     if out is None and (folder / "config.toml").exists():  # from a single run of the same file
         folder = folder.with_name(f"{file.stem}-sweep")
     with friendly(lambda: f"Resume with the same command: {command()}", verbose):
-        options = asked(
-            engine=engine, device=device, deterministic="true" if deterministic else None
-        )
+        options = asked(engine=engine, device=device)
+        if deterministic:
+            options += asked(deterministic="true")
         tables = change(read(file), [*changes, *options])
         if seeds is not None:
             tables = updated(tables, {"sweep.seed": list(range(seeds))})
         if not tables.get("sweep"):
             raise UserError(
-                f"{file} has no [sweep] section with lists of values; add one, give --seeds, or use `kairosfl run`."
+                f"{file} has no [sweep] section with lists of values; add one, give --seeds, or "
+                "use `kairosfl run`."
             )
         check(tables)
         summaries = run_sweep(tables, folder, quiet or as_json)
@@ -200,8 +205,8 @@ def export(
         typer.Option(
             "--out",
             "-o",
-            help="File to write, by default model.safetensors, or an .onnx file; for peft's adapters a directory, by "
-            "default adapter.",
+            help="File to write, by default model.safetensors, or an .onnx file; for peft's "
+            "adapters a directory, by default adapter.",
         ),
     ] = None,
     onnx: Annotated[
@@ -221,40 +226,53 @@ def export(
 
 
 def found(file: Path | None, preset: str | None, *, quiet: bool) -> tuple[Path | None, str | None]:
-    """The file to run, and the name of the preset if it is one: `kairosfl run kairos` means the
-    preset of that name.
-    """
+    """The file to run, and the name of the preset if it is one, as in `kairosfl run kairos`."""
     from kairosfl import presets
 
     if file is None or file.is_file() or ".py" in file.suffix:
-        return (presets.path(preset), preset) if preset else (file, None)
+        if preset:
+            return presets.path(preset), preset
+        return file, None
     if str(file) in presets.names():
         if not quiet:
             typer.echo(f"running the preset {str(file)!r}", err=True)
         return presets.path(str(file)), str(file)
-    if not file.exists() and (hint := presets.guess(file)):
-        raise UserError(f"{file} does not exist; {hint}")
+    if not file.exists():
+        hint = presets.guess(file)
+        if hint:
+            raise UserError(f"{file} does not exist; {hint}")
     return file, None
 
 
 def check_recorded(folder: Path) -> None:
-    """Refuse a folder without a run, and mistakes in its configuration, before torch is imported."""
+    """Refuse a folder without a run, and mistakes in its configuration, without torch."""
     from kairosfl.runs.config import checked, read
     from kairosfl.runs.files import recorded
 
     checked(read(recorded(folder)))
 
 
-def fresh(source: Path | str | None) -> Path:
-    """A new folder under runs/, named after the file or preset."""
-    if isinstance(source, Path):
-        stem = source.parent.name if source.stem == "config" and source.parent.name else source.stem
-    else:
-        stem = source or "default"
+def _name(preset: str | None, file: Path | None, task: str | None) -> str:
+    """What to call the folder of a run: after its preset, its file or its task."""
+    if preset:
+        return preset
+    if file is None and task:
+        file = Path(task.replace(":", "-"))
+    if file is None:
+        return "default"
+    if file.stem == "config" and file.parent.name:
+        return file.parent.name
+    return file.stem
+
+
+def fresh(stem: str) -> Path:
+    """A new folder of this name under runs/, with a number if there is one."""
     home = Path("runs")
     try:
         for number in itertools.count(1):
-            folder = home / (stem if number == 1 else f"{stem}-{number}")
+            folder = home / stem
+            if number > 1:
+                folder = home / f"{stem}-{number}"
             with contextlib.suppress(FileExistsError):  # also of another run that starts right now
                 folder.mkdir(parents=True)
                 return folder
@@ -267,7 +285,9 @@ def how_to_resume(folder: Path | None) -> str:
     if folder is not None and any((folder / "checkpoint").glob("checkpoint-*.json")):
         from kairosfl.runs.folder import Folder
 
-        saved = Folder(folder).rounds_done() or 0
+        saved = Folder(folder).rounds_done()
+        if saved is None:
+            saved = 0
         done = "1 round is saved" if saved == 1 else f"{saved:,} rounds are saved"
         return f"{done}. Resume with: kairosfl resume {shlex.quote(str(folder))}"
     return "Nothing has been trained yet."

@@ -18,7 +18,8 @@ def tune(
     file: Annotated[
         Path,
         typer.Argument(
-            help="TOML configuration, with a [tune] section if the default ranges are not right, or a preset.",
+            help="TOML configuration, with a [tune] section if the default ranges are not right, "
+            "or a preset.",
             autocompletion=complete.file,
         ),
     ],
@@ -55,15 +56,19 @@ def tune(
     Trials are judged on validation samples, never on the test set. The best one is written to
     best.toml.
     """
+    silent = quiet or as_json
     with friendly():
-        path, preset = found(file, None, quiet=quiet or as_json)
+        path, preset = found(file, None, quiet=silent)
         assert path is not None
-        folder = out or Path("runs") / f"{preset or path.stem}-tune"
+        name = preset if preset else path.stem
+        folder = Path("runs") / f"{name}-tune" if out is None else out
     with friendly(lambda: f"Continue with the same command: {command()}"):
         from kairosfl.runs.config import change, checked, read
 
         tables = change(read(path), [*changes, *asked(engine=engine, device=device)])
-        checked({key: value for key, value in tables.items() if key != "tune"})
+        others = dict(tables)
+        others.pop("tune", None)
+        checked(others)
         from kairosfl.progress import TuneProgress
         from kairosfl.tune.budget import Budget
         from kairosfl.tune.page import write_page
@@ -73,7 +78,7 @@ def tune(
 
         budget = Budget.of(trials=trials, rounds=rounds, megabytes=megabytes, minutes=minutes)
         library()
-        with TuneProgress(quiet=quiet or as_json) as show:
+        with TuneProgress(quiet=silent) as show:
             search = Search(tables, folder, budget, show, parallel=parallel, command=command())
             search.run()
         outcome = result(search)
@@ -82,7 +87,8 @@ def tune(
         if as_json:
             typer.echo(json.dumps(outcome.numbers()))
             return
-        if rows := outcome.mattered():
+        rows = outcome.mattered()
+        if rows:
             print_rows(rows)
         else:
             typer.echo("Too few trials ended to say how much each parameter mattered.")

@@ -39,7 +39,8 @@ Baseline = Annotated[
     str | None,
     typer.Option(
         "--baseline",
-        help="Algorithm, or name or letter of a group, that the others are compared with; fedavg by default.",
+        help="Algorithm, or name or letter of a group, that the others are compared with; fedavg "
+        "by default.",
     ),
 ]
 
@@ -102,18 +103,23 @@ def compare(
         if out:
             export.checked_table(out)
         chosen = latex.chosen_columns(columns)
-        found = compared(folders, target)
-        labels = [row.label for row in found.rows]
-        named = renamed(labels, names, [in_words(each) for each in labels])
+        comparison = compared(folders, target)
+        labels = [row.label for row in comparison.rows]
+        named = renamed(labels, names, list(map(in_words, labels)))
         if as_json:
-            typer.echo(json.dumps(plain(found.numbers()), indent=1))
-            warn(found.damaged)
+            typer.echo(json.dumps(plain(comparison.numbers()), indent=1))
+            warn(comparison.damaged)
         else:
-            print_comparison(found, chosen if columns else None)
+            print_comparison(comparison, chosen if columns else None)
         if out:
-            rows, goal = found.rows, found.target
             text = export.results_file(
-                out, rows, goal, names=named, chosen=chosen, caption=caption, label=label
+                out,
+                comparison.rows,
+                comparison.target,
+                names=named,
+                chosen=chosen,
+                caption=caption,
+                label=label,
             )
             write(out, text)
             typer.echo(f"table: {out}", err=True)
@@ -167,7 +173,9 @@ def figure(
         bool, typer.Option("--critical", help="Shade the critical learning periods.")
     ] = False,
 ) -> None:
-    """Draw a figure for a paper: in its width, without a title, fonts embedded. Prints a caption."""
+    """Draw a figure for a paper: in its width, without a title, fonts embedded. Prints a
+    caption.
+    """
     from kairosfl.runs.files import check_runs
 
     with friendly():
@@ -188,9 +196,10 @@ def figure(
         )
         groups, words, damaged = drawn_groups(folders, only)
         named = renamed([group.label for group in groups], names, words)
-        caption = write_figure(
-            [chart(groups, key, against) for key in of or [""]], groups, named, out, page
-        )
+        if not of:
+            of = [""]
+        charts = [chart(groups, key, against) for key in of]
+        caption = write_figure(charts, groups, named, out, page)
         typer.echo(f"figure: {out}\ncaption: {caption}")
         warn(damaged)
 
@@ -248,9 +257,8 @@ def report(
         typer.echo(f"report: {written}")
         warn(damaged)
         if figures:
-            typer.echo(
-                f"{counted(len(export_figures(folders, figures, kind)), 'picture')} in {figures}"
-            )
+            count = len(export_figures(folders, figures, kind))
+            typer.echo(f"{counted(count, 'picture')} in {figures}")
         if tables:
             count = len(export_tables(folders, tables, target, baseline))
             typer.echo(f"{counted(count, 'file')} in {tables}: every table as CSV and LaTeX")
@@ -297,11 +305,11 @@ def list_(
         counts = {name: _count(name) for name in complete.LISTED}
         if as_json:
             typer.echo(json.dumps(counts, indent=1))
-        else:
-            print_pairs(
-                [(name, f"{count:3}  kairosfl list {name}") for name, count in counts.items()],
-                as_json=False,
-            )
+            return
+        pairs = []
+        for name, count in counts.items():
+            pairs.append((name, f"{count:3}  kairosfl list {name}"))
+        print_pairs(pairs, as_json=False)
 
 
 def _count(what: str) -> int:
@@ -309,7 +317,9 @@ def _count(what: str) -> int:
     if what == "presets":
         return len(presets.names())
     count = len(names_of.known(what.removesuffix("s")))
-    return count + 1 if what == "rules" else count  # fedavg is the empty sum
+    if what == "rules":
+        return count + 1  # fedavg is the empty sum
+    return count
 
 
 def show(
@@ -349,9 +359,9 @@ def show(
             typer.echo(json.dumps(facts, indent=1))
         else:
             width = max(map(len, facts))
-            for key, value in facts.items():
-                shown = f"{value:.4g}" if isinstance(value, float) else value
-                typer.echo(f"{key.replace('_', ' '):<{width}}  {shown}")
+            for key, fact in facts.items():
+                text = f"{fact:.4g}" if isinstance(fact, float) else fact
+                typer.echo(f"{key.replace('_', ' '):<{width}}  {text}")
         if picture:
             draw_partition(picture, dataset, population)
             typer.echo(f"picture: {picture}", err=True)

@@ -20,6 +20,7 @@ from kairosfl.core.fields import Briefs
 from kairosfl.core.rule import Algorithm, Memory, Plan, Rule
 from kairosfl.core.run import Round
 from kairosfl.core.streams import stream
+from kairosfl.core.traits import Traits
 from kairosfl.errors import UserError
 from kairosfl.runs.config import RunConfig, resolve
 from kairosfl.runs.files import read_json, read_lines
@@ -58,9 +59,6 @@ LIKELY = {4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 class Deficit(Rule):
     """From round `first` to before `until`, only the fraction `amount` of what `of` says."""
 
-    kind = "adaptive"
-    last = True
-
     of: str = "cohort"
     first: int = 0
     until: int = 0
@@ -74,6 +72,9 @@ class Deficit(Rule):
     def __post_init__(self) -> None:
         self.check("of", self.of in DEFICITS, f"use one of {', '.join(DEFICITS)}")
         self.check("amount", 0 < self.amount < 1, "it is a fraction, above 0 and below 1")
+
+    def traits(self) -> Traits:
+        return Traits(adapts=True, when="last")
 
     def _acts(self, now: Round) -> bool:
         return self.first <= now.number < self.until
