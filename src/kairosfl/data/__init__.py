@@ -50,14 +50,15 @@ def load(name: str, **options: object) -> DataSet:
     """
     if name not in DATASETS:
         raise UserError(f"data.name is {name!r}, which does not exist; {nearest(name, DATASETS)}")
-    known, hints = inspect.signature(DATASETS[name]).parameters, get_type_hints(DATASETS[name])
+    parameters = inspect.signature(DATASETS[name]).parameters
+    hints = get_type_hints(DATASETS[name])
     for option, value in options.items():
-        if option not in known:
-            hint = nearest(option, known) if known else "it has none"
+        if option not in parameters:
+            hint = nearest(option, parameters) if parameters else "it has none"
             raise UserError(f"data.{option} is not an option of data set {name!r}; {hint}")
         if option in hints:
             _check_type(option, value, hints[option])
-    for option, parameter in known.items():
+    for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise UserError(f"data.{option} is missing; data set {name!r} needs it.")
     with enough_memory(f"data set {name!r}"):
@@ -65,27 +66,27 @@ def load(name: str, **options: object) -> DataSet:
 
 
 def _check_type(option: str, value: object, hint: Any) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    fits, words = {
-        int: (whole, "an integer"),
-        float: (whole or isinstance(value, float), "a number"),
+    """Refuse a value, perhaps read from a file, that does not match a loader's annotation."""
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    text = isinstance(value, str)
+    table: bool = isinstance(value, Mapping) and _list_of([*value, *value.values()], str)
+    one_or_several: bool = text or _list_of(value, str)
+    one_or_table: bool = text or table
+    answers = {
+        int: (integer, "an integer"),
+        float: (integer or isinstance(value, float), "a number"),
         bool: (isinstance(value, bool), "true or false"),
-        str: (isinstance(value, str), "a string"),
+        str: (text, "a string"),
         Sequence[int]: (_list_of(value, int), "a list of integers"),
         Sequence[str]: (_list_of(value, str), "a list of strings"),
-        str | Sequence[str]: (
-            isinstance(value, str) or _list_of(value, str),
-            "a string or a list of strings",
-        ),
-        Missing: (
-            isinstance(value, str)
-            or (isinstance(value, Mapping) and _list_of([*value, *value.values()], str)),
-            "a string, or a table with one for each column",
-        ),
-    }.get(hint, (isinstance(value, str | os.PathLike), "a path"))
+        str | Sequence[str]: (one_or_several, "a string or a list of strings"),
+        Missing: (one_or_table, "a string, or a table with one for each column"),
+    }
+    a_path = (isinstance(value, str | os.PathLike), "a path")
+    fits, words = answers.get(hint, a_path)
     if not fits:
         raise UserError(f"data.{option} is {value!r}; give {words}.")
 
 
 def _list_of(value: object, kind: type) -> bool:
-    return isinstance(value, list | tuple) and all(type(each) is kind for each in value)
+    return isinstance(value, list | tuple) and all(type(element) is kind for element in value)

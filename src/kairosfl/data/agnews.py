@@ -1,6 +1,4 @@
-"""AG News: headlines and first sentences of four classes, as fixed-length tokens; only the texts
-are downloaded.
-"""
+"""AG News: headlines and first sentences of four classes, as tokens of a fixed length."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ BYTES = 257  # one token per byte value, plus padding
 
 
 def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -> DataSet:
-    """AG News: 120,000 training and 7,600 test texts (title and description), truncated or padded
-    to `length` tokens.
+    """AG News: 120,000 training and 7,600 test texts, of title and description.
 
-    Tokens are `words`, hashed to `vocabulary` ids, or `bytes` (257 ids). Id 0 is padding.
+    They are truncated or padded to `length` tokens. Tokens are `words`, hashed to `vocabulary` ids,
+    or `bytes` (257 ids). Id 0 is padding.
     """
     if tokens not in ("words", "bytes"):
         raise UserError(f"data.tokens is {tokens!r}; give 'words' or 'bytes'.")
@@ -42,28 +40,32 @@ def agnews(*, tokens: str = "words", length: int = 64, vocabulary: int = 8192) -
     elif vocabulary < 2:
         raise UserError(f"data.vocabulary is {vocabulary}; give at least 2: padding and one word.")
 
+    def encode(text: str) -> list[int]:
+        if tokens == "bytes":
+            return encode_bytes(text)
+        return encode_words(text, vocabulary)
+
     def convert(root: Path) -> Arrays:
-        made: Arrays = {}
+        converted: Arrays = {}
         for part, file in (("train", TRAIN), ("test", TEST)):
             classes, texts = read_csv(root / file.path)
-            encoded = [
-                encode_bytes(t) if tokens == "bytes" else encode_words(t, vocabulary) for t in texts
-            ]
-            made[f"{part}_inputs"] = pad(encoded, length)
-            made[f"{part}_targets"] = np.array(classes, dtype=np.int64)
-        return made
+            converted[f"{part}_inputs"] = pad(list(map(encode, texts)), length)
+            converted[f"{part}_targets"] = np.array(classes, dtype=np.int64)
+        return converted
 
     downloads = [Download(BASE + file.path, file.md5, file.path) for file in (TRAIN, TEST)]
     options = {"tokens": tokens, "length": length, "vocabulary": vocabulary}
-    made, hashes = arrays("agnews", [TRAIN, TEST], downloads, convert, options)
-    train, test = split(made, "train"), split(made, "test")
+    converted, hashes = arrays("agnews", [TRAIN, TEST], downloads, convert, options)
+    train = split(converted, "train")
+    test = split(converted, "test")
     return DataSet("agnews", train, test, 4, vocabulary=vocabulary, labels=LABELS, hashes=hashes)
 
 
 def read_csv(path: Path) -> tuple[list[int], list[str]]:
     """Classes (0..3) and texts from a file with the columns class (1..4), title, description."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    classes, texts = [], []
+    classes = []
+    texts = []
     try:
         for row in reader:
             if len(row) != 3:
@@ -80,9 +82,7 @@ def read_csv(path: Path) -> tuple[list[int], list[str]]:
 
 
 def encode_words(text: str, vocabulary: int) -> list[int]:
-    """Ids 1..vocabulary-1 of the words in a text, from a checksum that is identical on every
-    platform.
-    """
+    """Ids 1..vocabulary-1 of the words in a text, by a checksum that is the same everywhere."""
     return [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in WORD.findall(text.lower())]
 
 

@@ -42,9 +42,8 @@ class Archive:
         return name in self.sizes
 
     def __getitem__(self, name: str) -> Array:
-        self.room.take(
-            self.sizes[name], f"the array {name} in {self.file}"
-        )  # a few bytes may declare gigabytes
+        # A few bytes may declare gigabytes.
+        self.room.take(self.sizes[name], f"the array {name} in {self.file}")
         try:
             with np.errstate(all="ignore"):  # numpy multiplies the sides of any shape
                 array = self.archive[name]
@@ -62,5 +61,6 @@ class Archive:
 
     def _damaged(self, error: Exception) -> UserError:
         return UserError(
-            f"{self.file} is damaged: it cannot be read as .npz ({first_line(error)}); write it again."
+            f"{self.file} is damaged: it cannot be read as .npz ({first_line(error)}); "
+            "write it again."
         )

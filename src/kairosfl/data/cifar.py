@@ -1,6 +1,4 @@
-"""CIFAR-10 and CIFAR-100: 32x32 colour images in Python pickles, read without executing any code in
-the pickle.
-"""
+"""CIFAR-10 and CIFAR-100: 32x32 colour images in pickles, of which no code is executed."""
 
 from __future__ import annotations
 
@@ -61,35 +59,45 @@ def cifar10(*, fedlab: bool = False) -> DataSet:
         return _arrays((inputs, targets), _batch(root / CIFAR10_TEST.path, "labels", 10), names)
 
     files = (*CIFAR10_TRAIN, CIFAR10_TEST, CIFAR10_META)
-    made, hashes = arrays("cifar10", files, [CIFAR10], convert)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-    train, test, labels = split(made, "train"), split(made, "test"), tuple(made["labels"].tolist())
+    converted, hashes = arrays("cifar10", files, [CIFAR10], convert)
+    train = split(converted, "train")
+    test = split(converted, "test")
+    labels = tuple(converted["labels"].tolist())
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
     if fedlab:
         keys = sample_keys(torch.arange(len(train)), seed=0, round=0, client=0, step=0)
-        cropped = augment(torch.from_numpy(made["train_inputs"]), keys)
-        train, std = replace(train, inputs=cropped), (0.2023, 0.1994, 0.2010)
+        cropped = augment(torch.from_numpy(converted["train_inputs"]), keys)
+        train = replace(train, inputs=cropped)
+        std = (0.2023, 0.1994, 0.2010)
     return DataSet("cifar10", train, test, 10, mean, std, labels=labels, hashes=hashes)
 
 
 def cifar100(*, coarse: bool = False) -> DataSet:
-    """CIFAR-100: 50,000 training and 10,000 test images in a hundred classes, or in twenty
-    superclasses if `coarse`.
+    """CIFAR-100: 50,000 training and 10,000 test images in a hundred classes.
+
+    Args:
+        coarse: Whether the classes are their twenty superclasses.
     """
-    kind, classes = ("coarse", 20) if coarse else ("fine", 100)
+    kind = "fine"
+    classes = 100
+    if coarse:
+        kind = "coarse"
+        classes = 20
 
     def convert(root: Path) -> Arrays:
-        train, test = (
-            _batch(root / f.path, f"{kind}_labels", classes)
-            for f in (CIFAR100_TRAIN, CIFAR100_TEST)
-        )
-        return _arrays(
-            train, test, _names(root / CIFAR100_META.path, f"{kind}_label_names", classes)
-        )
+        train = _batch(root / CIFAR100_TRAIN.path, f"{kind}_labels", classes)
+        test = _batch(root / CIFAR100_TEST.path, f"{kind}_labels", classes)
+        names = _names(root / CIFAR100_META.path, f"{kind}_label_names", classes)
+        return _arrays(train, test, names)
 
     files = (CIFAR100_TRAIN, CIFAR100_TEST, CIFAR100_META)
-    made, hashes = arrays("cifar100", files, [CIFAR100], convert, {"coarse": coarse})
-    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    train, test, labels = split(made, "train"), split(made, "test"), tuple(made["labels"].tolist())
+    converted, hashes = arrays("cifar100", files, [CIFAR100], convert, {"coarse": coarse})
+    train = split(converted, "train")
+    test = split(converted, "test")
+    labels = tuple(converted["labels"].tolist())
+    mean = (0.5071, 0.4865, 0.4409)
+    std = (0.2673, 0.2564, 0.2762)
     return DataSet("cifar100", train, test, classes, mean, std, labels=labels, hashes=hashes)
 
 
@@ -109,7 +117,8 @@ def _arrays(train: Batch, test: Batch, names: list[str]) -> Arrays:
 def _batch(path: Path, key: str, classes: int) -> Batch:
     """Images [n,3,32,32] and their labels."""
     loaded = read_pickle(path)
-    data, labels = np.asarray(loaded.get("data")), np.asarray(loaded.get(key))
+    data = np.asarray(loaded.get("data"))
+    labels = np.asarray(loaded.get(key))
     if data.ndim != 2 or data.shape[1] != 3072 or data.dtype != np.uint8:
         raise damaged(path, "'data' is not an array of 3 x 32 x 32 byte images")
     if labels.shape != (len(data),) or not np.issubdtype(labels.dtype, np.integer):
@@ -128,7 +137,14 @@ def _names(path: Path, key: str, classes: int) -> list[str]:
     names = read_pickle(path).get(key)
     if not isinstance(names, list) or len(names) != classes:
         raise damaged(path, f"'{key}' does not list {classes} class names")
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return [_text(name) for name in names]
+
+
+def _text(name: object) -> str:
+    """A text of a pickle, which Python 2 wrote as bytes."""
+    if isinstance(name, bytes):
+        return name.decode()
+    return str(name)
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -140,9 +156,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise damaged(path, f"it is not a CIFAR pickle ({error or type(error).__name__})") from None
     if not isinstance(loaded, dict):
         raise damaged(path, "it is not a CIFAR pickle (not a dictionary)")
-    return {
-        key.decode() if isinstance(key, bytes) else str(key): value for key, value in loaded.items()
-    }
+    return {_text(key): value for key, value in loaded.items()}
 
 
 # The globals that a pickled array refers to, in any numpy version; none of them can be used to run

@@ -17,7 +17,8 @@ def digits() -> DataSet:
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise UserError(
-            "data set 'digits' needs scikit-learn, which is not installed; pip install \"kairosfl[cli]\""
+            "data set 'digits' needs scikit-learn, which is not installed; "
+            'pip install "kairosfl[cli]"'
         )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if path.exists():  # read as load_digits does, which takes two seconds to import
@@ -31,5 +32,6 @@ def digits() -> DataSet:
     # The file is ordered by writer; a fixed permutation makes the test set representative.
     order = torch.from_numpy(np.random.Generator(np.random.Philox(key=0)).permutation(len(targets)))
     cut = len(targets) * 4 // 5
-    train, test = (Samples(inputs[part], targets[part]) for part in (order[:cut], order[cut:]))
+    train = Samples(inputs[order[:cut]], targets[order[:cut]])
+    test = Samples(inputs[order[cut:]], targets[order[cut:]])
     return DataSet("digits", train, test, classes=10, labels=tuple("0123456789"))

@@ -1,6 +1,4 @@
-"""Download the missing files of a data set from its official URL, with a checksum and a progress
-bar.
-"""
+"""Download the missing files of a data set from its official URL, and check them."""
 
 from __future__ import annotations
 
@@ -20,11 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Download:
-    """An official URL, the md5 of the file it serves ("" if unknown), and whether that is an
-    archive to unpack.
+    """A file to download.
 
-    A plain file is stored at `path`; for an archive, `path` is the directory whose members are
-    extracted.
+    Args:
+        url: The official URL.
+        md5: Of the file that it serves; empty: unknown.
+        path: Where a plain file is stored; of an archive, the directory whose members are
+            extracted.
+        archive: Whether it is one, to be unpacked.
     """
 
     url: str
@@ -35,32 +36,40 @@ class Download:
 
 def ensure(name: str, folder: Path, files: Sequence[File], downloads: Sequence[Download]) -> None:
     """Download missing files. Without a network, the error says which files to put where."""
-    missing = [file.path for file in files if not (folder / file.path).is_file()]
+    paths = [file.path for file in files]
+    missing = _missing(folder, paths)
     for download in downloads:
         if any(path == download.path or path.startswith(download.path + "/") for path in missing):
-            _fetch(name, folder, missing, download, last=[file.path for file in files])
-    still = [file.path for file in files if not (folder / file.path).is_file()]
-    if still:
-        raise UserError(f"data set {name!r} needs {_listed(still)} in {folder}; copy them there.")
+            _fetch(name, folder, missing, download, last=paths)
+    missing = _missing(folder, paths)
+    if missing:
+        raise UserError(f"data set {name!r} needs {_listed(missing)} in {folder}; copy them there.")
+
+
+def _missing(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Those that are not in the folder."""
+    return [path for path in paths if not (folder / path).is_file()]
 
 
 def _fetch(
     name: str, folder: Path, missing: list[str], download: Download, last: list[str]
 ) -> None:
-    fix = f"copy {_listed(missing)} to {folder}, or set KAIROSFL_DATA to the directory that contains them"
+    fix = (
+        f"copy {_listed(missing)} to {folder}, or set KAIROSFL_DATA to the directory that "
+        "contains them"
+    )
     try:
         import pooch
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         raise UserError(
-            f'data set {name!r} is not in {folder}, and downloading needs pooch: pip install "kairosfl[cli]", or {fix}.'
+            f"data set {name!r} is not in {folder}, and downloading needs pooch: "
+            f'pip install "kairosfl[cli]", or {fix}.'
         ) from None
-    target = (
-        Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1])
-        if download.archive
-        else Path(download.path)
-    )
+    target = Path(download.path)
+    if download.archive:
+        target = Path(CACHE, "downloads", download.url.rsplit("/", 1)[-1])
     pooch.get_logger().setLevel("ERROR")  # its log lines would repeat what the progress bar shows
     try:
         with Progress(console=Console(stderr=True)) as progress:
@@ -73,11 +82,13 @@ def _fetch(
             )
     except ValueError as error:  # pooch raises this for a wrong checksum
         raise UserError(
-            f"the download from {download.url} is corrupt or has changed ({_first_line(error)}); {fix}."
+            f"the download from {download.url} is corrupt or has changed "
+            f"({_first_line(error)}); {fix}."
         ) from None
     except OSError as error:  # requests' exceptions are OSErrors, too
         raise UserError(
-            f"data set {name!r} could not be downloaded from {download.url} ({type(error).__name__}); {fix}."
+            f"data set {name!r} could not be downloaded from {download.url} "
+            f"({type(error).__name__}); {fix}."
         ) from None
     if download.archive:
         unpack(Path(fetched), folder, download.path, last)
@@ -120,7 +131,8 @@ class _Bar:
     """The progress-bar interface that pooch expects, drawn by rich."""
 
     def __init__(self, progress: Progress, title: str) -> None:
-        self._progress, self._task = progress, progress.add_task(title, total=None)
+        self._progress = progress
+        self._task = progress.add_task(title, total=None)
 
     @property
     def total(self) -> float | None:
@@ -145,5 +157,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _listed(paths: Sequence[str]) -> str:
-    shown = ", ".join(paths[:8])
-    return shown if len(paths) <= 8 else f"{shown} and {len(paths) - 8} more"
+    first = ", ".join(paths[:8])
+    if len(paths) <= 8:
+        return first
+    return f"{first} and {len(paths) - 8} more"

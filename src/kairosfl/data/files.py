@@ -37,7 +37,9 @@ class File:
 def data_folder() -> Path:
     """`KAIROSFL_DATA`, or the platform's cache directory."""
     chosen = os.environ.get("KAIROSFL_DATA")
-    return Path(chosen).expanduser() if chosen else cache_folder()
+    if chosen:
+        return Path(chosen).expanduser()
+    return cache_folder()
 
 
 def cache_folder() -> Path:
@@ -83,31 +85,32 @@ def read_text(path: Path) -> str:
 
 
 def check(folder: Path, files: Sequence[File]) -> dict[str, str]:
-    """The md5 of every file. A damaged file is an error; an intact file with another md5 is used
-    with a warning.
+    """The md5 of every file.
+
+    A damaged file is an error; an intact file with another md5 is used with a warning.
     """
-    known = _read_sums(folder)
-    sums = dict(known)
+    stored = _read_sums(folder)
+    sums = dict(stored)
     for file in files:
         path = folder / file.path
         stat = path.stat()
         stamp = f"{stat.st_size} {stat.st_mtime_ns}"
         if sums.get(file.path, ("", ""))[0] != stamp:
             sums[file.path] = (stamp, hashlib.md5(content(path), usedforsecurity=False).hexdigest())
-        found = sums[file.path][1]
-        if not file.md5 or found == file.md5:
+        md5 = sums[file.path][1]
+        if not file.md5 or md5 == file.md5:
             continue
         if file.size and stat.st_size == file.size:
             raise damaged(
                 path,
-                f"it has the size of the official file, but its md5 is {found}, not {file.md5}",
+                f"it has the size of the official file, but its md5 is {md5}, not {file.md5}",
             )
         warnings.warn(
-            f"{path} is not the official file (md5 {found}, not {file.md5}); it is used anyway, "
+            f"{path} is not the official file (md5 {md5}, not {file.md5}); it is used anyway, "
             "but results are not comparable with those on the official data.",
             stacklevel=4,
         )
-    if sums != known:
+    if sums != stored:
         _write_sums(folder, sums)
     return {file.path: sums[file.path][1] for file in files}
 
@@ -131,7 +134,6 @@ def _read_sums(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _write_sums(folder: Path, sums: dict[str, tuple[str, str]]) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # a read-only data directory: checksums are computed again next time
+    # In a read-only data directory checksums are computed again next time.
+    with contextlib.suppress(OSError):
         write(folder / CACHE / "sums.json", json.dumps(sums, indent=1).encode())

@@ -1,5 +1,6 @@
-"""The forms in which samples come: arrays, data sets of pairs, tables; read into memory, or when
-they are needed.
+"""The forms in which samples come: arrays, data sets of pairs, tables.
+
+They are read into memory, or when they are needed.
 """
 
 from __future__ import annotations
@@ -24,18 +25,31 @@ Encode = Callable[[Any], Any]
 def read_clients(
     clients: Sequence[Any], split: str, read: dict[str, Any]
 ) -> list[Samples | Streamed]:
-    parts: list[Samples | Streamed | None] = []
+    """The samples of every client, in any form.
+
+    Args:
+        clients: What was given for each client.
+        split: "training" or "test"; a client may be without test samples.
+        read: How to read them: `input`, `target`, `encode` and `lazy`.
+    """
+    parts: dict[int, Samples | Streamed] = {}
     for number, data in enumerate(clients):
-        samples = data[1] if isinstance(data, tuple) and len(data) == 2 else data
-        empty = hasattr(samples, "__len__") and not len(samples)
-        if empty and split == "training":
+        if not _is_empty(data):
+            parts[number] = _read_client(data, number, split, read)
+        elif split == "training":
             raise UserError(f"client {number} of train has no samples; leave it out of the list.")
-        parts.append(None if empty else _read_client(data, number, split, read))
-    some = next((part for part in parts if part is not None), None)
-    if some is None:
+    if not parts:
         raise UserError("test has no samples for any client; give at least one.")
-    none = some.take(torch.arange(0))  # a client without test samples
-    return [none if part is None else part for part in parts]
+    some = next(iter(parts.values()))
+    none = some.take(torch.arange(0))
+    return [parts.get(number, none) for number in range(len(clients))]
+
+
+def _is_empty(data: Any) -> bool:
+    """Whether it evidently has no samples; of arrays (x, y), whether y has none."""
+    if isinstance(data, tuple) and len(data) == 2:
+        data = data[1]
+    return hasattr(data, "__len__") and not len(data)
 
 
 def _read_client(data: Any, number: int, split: str, read: dict[str, Any]) -> Samples | Streamed:
@@ -51,16 +65,14 @@ def read_samples(data: Any, split: str, read: dict[str, Any]) -> Samples | Strea
     if isinstance(data, Samples | Streamed):
         return data
     if isinstance(data, tuple) and len(data) == 2:
-        mapped = (
-            isinstance(data[0], np.memmap)
-            if lazy is None
-            else lazy and isinstance(data[0], np.ndarray)
-        )
-        return (
-            of_arrays(data[0], _leaves(data[1], _target))
-            if mapped
-            else _arrays(data[0], data[1], split)
-        )
+        x, y = data
+        if lazy is None:
+            mapped = isinstance(x, np.memmap)
+        else:
+            mapped = lazy and isinstance(x, np.ndarray)
+        if mapped:
+            return of_arrays(x, _leaves(y, _target))
+        return _arrays(x, y, split)
     if hasattr(data, "column_names"):
         check_columns(data, split, [*column_names(read["input"]), read["target"]])
         return stacked(table_rows([data], read["input"], read["target"], read["encode"]), split)
@@ -68,54 +80,59 @@ def read_samples(data: Any, split: str, read: dict[str, Any]) -> Samples | Strea
         raise path_given(split, data)
     if isinstance(data, DataLoader):
         raise UserError(
-            f"the {split} data is a DataLoader, which makes batches; give its data set, loader.dataset."
+            f"the {split} data is a DataLoader, which makes batches; "
+            "give its data set, loader.dataset."
         )
     if isinstance(data, torch.Tensor | np.ndarray) or not hasattr(data, "__getitem__"):
         kind = type(data).__name__
         raise UserError(
             f"the {split} data is a {kind}; give (x, y) or a data set of (input, class) pairs."
         )
-    if lazy or (
-        lazy is None and not isinstance(data, list) and len(data) and _must_stream(data, split)
-    ):
-        return of_items(
-            data, lambda items: tuple(vars(stacked(pairs(items, split), split)).values())
-        )
-    return stacked(pairs(data, split), split)
+    if lazy is None:
+        lazy = not isinstance(data, list) and len(data) > 0 and _must_stream(data, split)
+    if not lazy:
+        return stacked(pairs(data, split), split)
+
+    def read_items(items: Any) -> tuple[Any, ...]:
+        samples = stacked(pairs(items, split), split)
+        return tuple(vars(samples).values())
+
+    return of_items(data, read_items)
 
 
 def path_given(split: str, path: str | os.PathLike[str]) -> UserError:
     """The error for a path in place of samples."""
     name = os.fspath(path)
     return UserError(
-        f"the {split} data is {name!r}; if this is a path, give kairosfl.data.load('folder', path={name!r})."
+        f"the {split} data is {name!r}; if this is a path, "
+        f"give kairosfl.data.load('folder', path={name!r})."
     )
 
 
 def _must_stream(data: Any, split: str) -> bool:
-    """Whether a data set transforms its samples at random, or would take more than half of the
-    memory.
-    """
-    first = []
-    for seed in (0, 1):
-        with seeded(seed):
-            first.append(stacked(pairs([data[0]], split), split))
-    both = [
-        list(zip(*(leaves(getattr(one, name)) for one in first), strict=True))
-        for name in ("inputs", "targets")
-    ]
-    large = len(data) * sum(leaf.nbytes for leaf in leaves(first[0].inputs)) > memory() / 2
-    return large or not all(torch.equal(*pair) for each in both for pair in each)
+    """Whether a data set draws samples at random, or would take more than half of the memory."""
+    with seeded(0):
+        first = stacked(pairs([data[0]], split), split)
+    with seeded(1):
+        again = stacked(pairs([data[0]], split), split)
+    if len(data) * sum(leaf.nbytes for leaf in leaves(first.inputs)) > memory() / 2:
+        return True
+    once = (*leaves(first.inputs), *leaves(first.targets))
+    twice = (*leaves(again.inputs), *leaves(again.targets))
+    return not all(torch.equal(*pair) for pair in zip(once, twice, strict=True))
 
 
 def _arrays(x: Any, y: Any, split: str) -> Samples:
     try:
-        inputs, targets = _leaves(x, _tensor), _leaves(y, _target)
+        inputs = _leaves(x, _tensor)
+        targets = _leaves(y, _target)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"the {split} data cannot be made a tensor: {error}; give x and y as arrays."
         ) from None
-    counts = [len(leaf) if leaf.ndim else 0 for leaf in (*leaves(inputs), *leaves(targets))]
+    counts = []
+    for leaf in (*leaves(inputs), *leaves(targets)):
+        counts.append(len(leaf) if leaf.ndim else 0)
     if len(set(counts)) > 1:
         raise UserError(
             f"the {split} data has {counts[0]} inputs and {counts[-1]} targets; give as many."
@@ -129,44 +146,57 @@ def _leaves(value: Any, change: Callable[[Any], torch.Tensor]) -> Any:
     """A tensor, or a tuple or dict of tensors."""
     if isinstance(value, Mapping):
         return {str(name): change(part) for name, part in value.items()}
-    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+    if isinstance(value, tuple):
+        return tuple(map(change, value))
+    return change(value)
 
 
 def joined(parts: Sequence[Samples | Streamed], split: str) -> Samples | Streamed:
+    """The samples of all clients as one set, in their order."""
+    types_of_first = target_types(parts[0].targets)
+    shapes_of_first = form(parts[0].inputs)
     for number, part in enumerate(parts):
-        types = [target_types(each.targets) for each in (part, parts[0])]
-        if types[0] != types[1] and len(part):
+        if not len(part):
+            continue
+        types = target_types(part.targets)
+        if types != types_of_first:
             raise UserError(
-                f"the {split} targets of client {number} are {types[0]} and those of client 0 {types[1]}."
+                f"the {split} targets of client {number} are {types} and those of client 0 "
+                f"{types_of_first}."
             )
-        shapes = [form(each.inputs) for each in (part, parts[0])]
-        if shapes[0] != shapes[1] and len(part):
+        shapes = form(part.inputs)
+        if shapes != shapes_of_first:
             raise UserError(
-                f"the {split} inputs of client {number} have shape {shapes[0]} and those of client 0 {shapes[1]}; "
-                "give them the same."
+                f"the {split} inputs of client {number} have shape {shapes} and those of client 0 "
+                f"{shapes_of_first}; give them the same."
             )
-    if len(parts) == 1 or any(isinstance(part, Streamed) for part in parts):
-        return chained(parts) if len(parts) > 1 else parts[0]
-    return Samples(
-        *(
-            join(torch.cat, [getattr(part, name) for part in parts])
-            for name in ("inputs", "targets")
-        )
-    )
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, Streamed) for part in parts):
+        return chained(parts)
+    inputs = join(torch.cat, [part.inputs for part in parts])
+    targets = join(torch.cat, [part.targets for part in parts])
+    return Samples(inputs, targets)
 
 
 def form(inputs: Tree) -> Any:
+    """The shape of one sample, of every leaf."""
     return tree_map(lambda leaf: list(leaf.shape[1:]), inputs)
 
 
 def target_types(targets: Tree) -> Any:
-    def one(leaf: torch.Tensor) -> str:
-        return f"{str(leaf.dtype).removeprefix('torch.')} of shape [{', '.join(map(str, ('n', *leaf.shape[1:])))}]"
+    """The type and the shape of the targets in words, of every leaf."""
 
-    return tree_map(one, targets)
+    def described(leaf: torch.Tensor) -> str:
+        kind = str(leaf.dtype).removeprefix("torch.")
+        shape = ", ".join(map(str, ("n", *leaf.shape[1:])))
+        return f"{kind} of shape [{shape}]"
+
+    return tree_map(described, targets)
 
 
 def stacked(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
+    """Pairs of inputs and targets as one set of samples in memory."""
     inputs: list[Any] = []
     targets: list[Any] = []
     for value, target in pairs:
@@ -178,10 +208,12 @@ def stacked(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
                 f"{split} sample {len(targets)} cannot be made a tensor: {error}; encode it."
             ) from None
         for what, trees in (("an input", inputs), ("a target", targets)):
-            if (found := shapes(trees[-1])) != (first := shapes(trees[0])):
+            shape = shapes(trees[-1])
+            first = shapes(trees[0])
+            if shape != first:
                 raise UserError(
-                    f"{split} sample {len(trees) - 1} has {what} of shape {found} and sample 0 of {first}; give all "
-                    "the same shape."
+                    f"{split} sample {len(trees) - 1} has {what} of shape {shape} and sample 0 of "
+                    f"{first}; give all the same shape."
                 )
     if not inputs:
         raise UserError(f"the {split} data has no samples; add at least one.")
@@ -189,20 +221,21 @@ def stacked(pairs: Iterable[tuple[Any, Any]], split: str) -> Samples:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A value as the tensor to store: PIL images as uint8 [C,H,W], floating-point values as
-    float32.
-    """
+    """A value as the tensor to store: images as uint8 [C,H,W], floating-point values as float32."""
     if hasattr(value, "convert") and hasattr(value, "mode"):  # a PIL image
-        pixels = np.array(value if value.mode in ("L", "RGB") else value.convert("RGB"))
+        if value.mode not in ("L", "RGB"):
+            value = value.convert("RGB")
+        pixels = np.array(value)
         return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
     if isinstance(value, str):
         raise TypeError(f"{value[:40]!r} is text")
-    tensor = (
-        value.detach().cpu()
-        if isinstance(value, torch.Tensor)
-        else torch.from_numpy(np.array(value))
-    )
-    return tensor.float() if tensor.is_floating_point() else tensor
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+    else:
+        tensor = torch.from_numpy(np.array(value))
+    if tensor.is_floating_point():
+        return tensor.float()
+    return tensor
 
 
 def _target(value: Any) -> torch.Tensor:
@@ -212,30 +245,31 @@ def _target(value: Any) -> torch.Tensor:
     array = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
     if isinstance(array, np.ndarray):
         if array.dtype.kind not in "iubf":
-            raise TypeError(
-                f"{array.reshape(-1)[:1].tolist()[0]!r} is not a number"
-                if array.size
-                else "it is empty"
-            )
+            if not array.size:
+                raise TypeError("it is empty")
+            first = array.reshape(-1)[:1].tolist()[0]
+            raise TypeError(f"{first!r} is not a number")
         array = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
     if array.is_floating_point():
         return array.float()
-    whole = array.long()
-    if array.dtype == torch.uint64 and bool((whole < 0).any()):
-        too_large = int(whole[whole < 0].flatten()[0]) + 2**64
+    classes = array.long()
+    if array.dtype == torch.uint64 and bool((classes < 0).any()):
+        too_large = int(classes[classes < 0].flatten()[0]) + 2**64
         raise ValueError(f"{too_large} is too large for a class; number the classes from 0")
-    return whole
+    return classes
 
 
 def pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
-    items = (
-        (data[number] for number in range(len(data))) if hasattr(data, "__len__") else iter(data)
-    )
+    """The pairs of a data set, by number where it has a length: many are no iterators."""
+    if hasattr(data, "__len__"):
+        items = (data[number] for number in range(len(data)))
+    else:
+        items = iter(data)
     for number, item in enumerate(items):
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise UserError(
-                f"{split} sample {number} is a {type(item).__name__}, not a pair of input and target; "
-                "wrap the data set in one that returns pairs."
+                f"{split} sample {number} is a {type(item).__name__}, not a pair of input and "
+                "target; wrap the data set in one that returns pairs."
             )
         yield item[0], item[1]
 
@@ -243,18 +277,26 @@ def pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
 def table_rows(
     tables: Iterable[Any], input: str | Sequence[str], target: str, encode: Encode | None
 ) -> Iterator[tuple[Any, Any]]:
+    """The rows of tables as pairs; several columns of inputs are a dict."""
     for table in tables:
         for row in table:
-            value = row[input] if isinstance(input, str) else {name: row[name] for name in input}
-            yield encode(value) if encode else value, row[target]
+            if isinstance(input, str):
+                value = row[input]
+            else:
+                value = {name: row[name] for name in input}
+            if encode:
+                value = encode(value)
+            yield value, row[target]
 
 
 def column_names(input: str | Sequence[str]) -> list[str]:
+    """One column or several as a list."""
     return [input] if isinstance(input, str) else list(input)
 
 
-def check_columns(table: Any, split: str, wanted: Sequence[str]) -> None:
-    for column in wanted:
+def check_columns(table: Any, split: str, columns: Sequence[str]) -> None:
+    """Refuse a table without one of these columns."""
+    for column in columns:
         if column not in table.column_names:
             hint = nearest(column, table.column_names)
             raise UserError(f"the {split} data has no column {column!r}; {hint}")

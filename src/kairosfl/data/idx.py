@@ -51,16 +51,20 @@ FASHION_LABELS = (
 
 
 def mnist(*, size: int = SIDE) -> DataSet:
-    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28, or resized to
-    `size` bilinearly.
+    """MNIST: 60,000 training and 10,000 test images of handwritten digits, 28x28 or resized.
+
+    Args:
+        size: Height and width, to which images are resized bilinearly.
     """
     base = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     return _load("mnist", "mnist", base, MNIST_SUMS, size, 0.1307, 0.3081, tuple("0123456789"))
 
 
 def fashion_mnist(*, size: int = SIDE) -> DataSet:
-    """Fashion-MNIST: 60,000 training and 10,000 test images of clothing, 28x28, or resized to
-    `size` bilinearly.
+    """Fashion-MNIST: 60,000 training and 10,000 test images of clothing, 28x28 or resized.
+
+    Args:
+        size: Height and width, to which images are resized bilinearly.
     """
     base = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
     return _load(
@@ -80,14 +84,15 @@ def _load(
 ) -> DataSet:
     if size < 1:
         raise UserError(f"data.size is {size}; give the width of the images, such as 28 or 32.")
-    files = [File(f"{folder}/{file}", inner) for file, (inner, _) in zip(NAMES, sums, strict=True)]
-    downloads = [
-        Download(base + file, outer, f"{folder}/{file}")
-        for file, (_, outer) in zip(NAMES, sums, strict=True)
-    ]
+    files = []
+    downloads = []
+    for file_name, (inner, outer) in zip(NAMES, sums, strict=True):
+        path = f"{folder}/{file_name}"
+        files.append(File(path, inner))
+        downloads.append(Download(base + file_name, outer, path))
 
     def convert(root: Path) -> Arrays:
-        made: Arrays = {}
+        converted: Arrays = {}
         for part, images, classes in (("train", files[0], files[1]), ("test", files[2], files[3])):
             pictures = read_idx(root / images.path, 3)
             if pictures.shape[1:] != (SIDE, SIDE):
@@ -96,17 +101,18 @@ def _load(
                     root / images.path,
                     f"its images are {width} x {height} pixels, not {SIDE} x {SIDE}",
                 )
-            made[f"{part}_inputs"] = _resize(pictures, size)[:, None]
-            made[f"{part}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
-        return made
+            converted[f"{part}_inputs"] = _resize(pictures, size)[:, None]
+            converted[f"{part}_targets"] = read_idx(root / classes.path, 1).astype(np.int64)
+        return converted
 
-    made, hashes = arrays(name, files, downloads, convert, {"size": size})
-    train, test = split(made, "train"), split(made, "test")
+    converted, hashes = arrays(name, files, downloads, convert, {"size": size})
+    train = split(converted, "train")
+    test = split(converted, "test")
     return DataSet(name, train, test, 10, (mean,), (std,), labels=labels, hashes=hashes)
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """An idx file of bytes: two zeros, the type, the number of dimensions, their sizes, the data."""
+    """An idx file of bytes: two zeros, the type, the number of dimensions, the sizes, the data."""
     data = content(path)
     if data[:4] != bytes([0, 0, 8, dimensions]):
         raise damaged(
@@ -116,24 +122,18 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     start = 4 + 4 * dimensions
     shape = tuple(int(n) for n in np.frombuffer(data[4:start], ">u4"))
     if len(shape) < dimensions or len(data) - start != int(np.prod(shape, dtype=np.int64)):
-        raise damaged(
-            path,
-            f"its header announces {' x '.join(map(str, shape))} bytes, but it holds {len(data) - start}",
-        )
+        sides = " x ".join(map(str, shape))
+        raise damaged(path, f"its header announces {sides} bytes, but it holds {len(data) - start}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def _resize(images: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
     if size == SIDE:
         return images
-    blocks = [
-        F.interpolate(
-            torch.from_numpy(block.astype(np.float32))[:, None],
-            (size, size),
-            mode="bilinear",
-            antialias=True,
-        )[:, 0]
-        for block in np.array_split(images, max(1, len(images) // 4096))
-    ]
+    blocks = []
+    for block in np.array_split(images, max(1, len(images) // 4096)):
+        pixels = torch.from_numpy(block.astype(np.float32))[:, None]
+        larger = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+        blocks.append(larger[:, 0])
     resized: npt.NDArray[np.uint8] = torch.cat(blocks).round().to(torch.uint8).numpy()
     return resized

@@ -1,6 +1,4 @@
-"""Files that others wrote: only regular ones are read, no more than fits into memory, and texts are
-UTF-8.
-"""
+"""Files that others wrote: only regular ones, no more than fits into memory, texts in UTF-8."""
 
 from __future__ import annotations
 
@@ -27,14 +25,13 @@ ODD_FILES = (
 
 
 def memory() -> int:
-    """Bytes that this process may take: of the machine, its control group or its own limit,
-    whichever is least.
-    """
+    """Bytes that this process may take: the least of the machine's, its group's and its own."""
     limits = []
     if hasattr(os, "sysconf"):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         limits.append(_address_space())
-    limits += [_group_limit(Path(name)) for name in GROUP_LIMITS]
+    for name in GROUP_LIMITS:
+        limits.append(_group_limit(Path(name)))
     return min([limit for limit in limits if limit > 0], default=sys.maxsize)
 
 
@@ -42,7 +39,9 @@ def _address_space() -> int:
     import resource  # not on Windows
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return 0 if limit == resource.RLIM_INFINITY else limit
+    if limit == resource.RLIM_INFINITY:
+        return 0
+    return limit
 
 
 def _group_limit(file: Path) -> int:
@@ -53,9 +52,7 @@ def _group_limit(file: Path) -> int:
 
 
 class Room:
-    """The memory that is left for a data set's files: half of all, since samples are copied on
-    their way to tensors.
-    """
+    """The memory for a data set's files: half of all, since samples are copied into tensors."""
 
     def __init__(self) -> None:
         self.left = memory() // 2
@@ -68,8 +65,8 @@ class Room:
         """
         if size > self.left:
             raise UserError(
-                f"{subject} would take {gigabytes(size)} of memory, and {gigabytes(self.left)} are left for data; "
-                f"{fix}."
+                f"{subject} would take {gigabytes(size)} of memory, and {gigabytes(self.left)} are "
+                f"left for data; {fix}."
             )
 
     def take(self, size: int, subject: object, fix: str = MORE_MEMORY) -> None:
@@ -80,7 +77,9 @@ class Room:
 
 def gigabytes(size: int) -> str:
     """A size in memory, as a sentence says it."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+    if size >= 1e8:
+        return f"{size / 1e9:,.1f} GB"
+    return f"{size / 1e6:,.1f} MB"
 
 
 @contextmanager
@@ -99,15 +98,15 @@ def read_regular(file: Path, room: Room | None = None) -> bytes:
 
     Raises:
         UserError: If it is a pipe or a device, which may never end, if it is larger than memory
-        allows, or unreadable.
+            allows, or unreadable.
     """
     try:
         status = file.stat()
-        odd = next((words for test, words in ODD_FILES if test(status.st_mode)), "")
-        if odd:
-            raise UserError(
-                f"{file} is {odd}, not a regular file; replace it with one, or remove it."
-            )
+        for is_odd, words in ODD_FILES:
+            if is_odd(status.st_mode):
+                raise UserError(
+                    f"{file} is {words}, not a regular file; replace it with one, or remove it."
+                )
         (room or Room()).check(status.st_size, file)
         return file.read_bytes()
     except OSError as error:
@@ -118,9 +117,7 @@ def read_regular(file: Path, room: Room | None = None) -> bytes:
 
 
 def readable(name: str) -> str:
-    """The name of a file; bytes in it that are not UTF-8, which no record could hold, become
-    `\\xe9`.
-    """
+    """The name of a file; bytes that are not UTF-8, which no record could hold, become `\\xe9`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

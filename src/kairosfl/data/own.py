@@ -1,4 +1,4 @@
-"""Your own data: PyTorch and Hugging Face data sets and flwr-datasets partitioners as a `DataSet`."""
+"""Your own data as a `DataSet`: of PyTorch, Hugging Face and flwr-datasets, or arrays."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ from kairosfl.tasks.streamed import Streamed
 
 
 class Partitioner(Protocol):
-    """The part of the flwr-datasets partitioner interface that is used; its data set must be
-    assigned.
-    """
+    """What is used of a flwr-datasets partitioner; its data set must be assigned."""
 
     @property
     def num_partitions(self) -> int: ...
@@ -53,10 +51,9 @@ def from_torch(
         **fields: Further fields of `DataSet`: `mean` and `std` per channel for uint8 images,
             `vocabulary` for tokens, `labels`.
     """
-    parts = [
-        stacked(pairs(data, split), split) for data, split in ((train, "training"), (test, "test"))
-    ]
-    return _dataset(name, parts[0], parts[1], classes, fields)
+    samples = stacked(pairs(train, "training"), "training")
+    tests = stacked(pairs(test, "test"), "test")
+    return _dataset(name, samples, tests, classes, fields)
 
 
 def from_hugging_face(
@@ -71,8 +68,7 @@ def from_hugging_face(
     classes: int | None = None,
     **fields: Any,
 ) -> DataSet:
-    """A Hugging Face `datasets.Dataset` for training and one for testing; `input` and `target` name
-    the columns.
+    """A Hugging Face `datasets.Dataset` for training and one for testing.
 
     Args:
         train: The training table.
@@ -85,20 +81,29 @@ def from_hugging_face(
         classes: The number of classes; by default counted from the labels.
         **fields: Further fields of `DataSet`, as in `from_torch`.
     """
-    parts, named = [], []
-    for table, split in ((train, "training"), (test, "test")):
-        check_columns(table, split, [*column_names(input), target, *([client] if client else [])])
-        parts.append(stacked(table_rows([table], input, target, encode), split))
-        named.append(list(table[client]) if client else [])
-    data = _dataset(name, parts[0], parts[1], classes, _class_names(train, target) | fields)
+    columns = [*column_names(input), target]
+    if client:
+        columns.append(client)
+    check_columns(train, "training", columns)
+    samples = stacked(table_rows([train], input, target, encode), "training")
+    check_columns(test, "test", columns)
+    tests = stacked(table_rows([test], input, target, encode), "test")
+    data = _dataset(name, samples, tests, classes, _class_names(train, target) | fields)
     if not client:
         return data
-    names = sorted(set(named[0]), key=str)
-    place = {key: number for number, key in enumerate(names)}
-    keys, test_keys = (
-        np.array([place.get(key, -1) for key in column], dtype=np.int64) for column in named
+
+    # Clients are numbered by their names; -1: not among those that train.
+    owners = list(train[client])
+    names = sorted(set(owners), key=str)
+    numbers = {key: number for number, key in enumerate(names)}
+    keys = [numbers[key] for key in owners]
+    test_keys = [numbers.get(key, -1) for key in test[client]]
+    return replace(
+        data,
+        keys=np.array(keys, dtype=np.int64),
+        test_keys=np.array(test_keys, dtype=np.int64),
+        key_names=tuple(map(str, names)),
     )
-    return replace(data, keys=keys, test_keys=test_keys, key_names=tuple(map(str, names)))
 
 
 def from_partitioner(
@@ -126,27 +131,27 @@ def from_partitioner(
         **fields: Further fields of `DataSet`, as in `from_torch`.
     """
     tables = _partitions(partitioner)
-    tests = _partitions(test) if hasattr(test, "load_partition") else [test]
-    sizes = [len(table) for table in tables]
+    sizes = list(map(len, tables))
     if 0 in sizes:
         raise UserError(f"partition {sizes.index(0)} has no data; use fewer partitions.")
-    if tests[0] is not test and len(tests) != len(tables):
-        raise UserError(
-            f"{len(tables)} training partitions have {len(tests)} test partitions; give as many."
-        )
-    for table, split in ((tables[0], "training"), (tests[0], "test")):
-        check_columns(table, split, [*column_names(input), target])
-    train, held = (
-        stacked(table_rows(each, input, target, encode), split)
-        for each, split in ((tables, "training"), (tests, "test"))
-    )
-    data = _dataset(name, train, held, classes, _class_names(tables[0], target) | fields)
-    test_keys = (
-        None
-        if tests[0] is test
-        else np.repeat(np.arange(len(tests)), [len(table) for table in tests])
-    )
-    return replace(data, keys=np.repeat(np.arange(len(sizes)), sizes), test_keys=test_keys)
+    tests = [test]
+    test_keys = None
+    if hasattr(test, "load_partition"):
+        tests = _partitions(test)
+        test_keys = _repeated(list(map(len, tests)))
+        if len(tests) != len(tables):
+            raise UserError(
+                f"{len(tables)} training partitions have {len(tests)} test partitions; "
+                "give as many."
+            )
+
+    columns = [*column_names(input), target]
+    check_columns(tables[0], "training", columns)
+    check_columns(tests[0], "test", columns)
+    samples = stacked(table_rows(tables, input, target, encode), "training")
+    held = stacked(table_rows(tests, input, target, encode), "test")
+    data = _dataset(name, samples, held, classes, _class_names(tables[0], target) | fields)
+    return replace(data, keys=_repeated(sizes), test_keys=test_keys)
 
 
 def from_any(
@@ -186,12 +191,12 @@ def from_any(
             raise UserError(
                 "test must be left out when train is a DataSet, which has test samples of its own."
             )
-        given = {"classes": classes} | fields
-        if any(value is not None for value in given.values()):
-            wrong = next(key for key, value in given.items() if value is not None)
-            raise UserError(
-                f"{wrong} must be left out when train is a DataSet, which has its own; change it there."
-            )
+        for key, value in ({"classes": classes} | fields).items():
+            if value is not None:
+                raise UserError(
+                    f"{key} must be left out when train is a DataSet, which has its own; "
+                    "change it there."
+                )
         return replace(train, name=name or train.name)
     if isinstance(train, Mapping):
         train, test = _splits(train, test)
@@ -200,8 +205,10 @@ def from_any(
             raise path_given(split, samples)
     if test is None:
         raise UserError("test is missing; give test samples, such as test=(x, y).")
-    sets = [each for data in (train, test) for each in (data if _per_client(data) else [data])]
-    tables = [each for each in sets if hasattr(each, "column_names")]
+
+    # --- Hugging Face tables, and what is said about their columns ---
+    sets = [*_sets(train), *_sets(test)]
+    tables = [samples for samples in sets if hasattr(samples, "column_names")]
     for key, value in (("input", input), ("client", client), ("encode", encode)):
         if value is not None and (not tables or (key == "client" and len(tables) < len(sets))):
             raise UserError(
@@ -223,71 +230,97 @@ def from_any(
         raise UserError(
             "test is a list with data for each client, and train is not; give both per client."
         )
+
+    # --- samples in any form, of all clients or of each ---
     read = {"input": input, "target": target, "encode": encode, "lazy": lazy}
-    parts = (
-        read_clients(train, "training", read)
-        if _per_client(train)
-        else [read_samples(train, "training", read)]
-    )
-    tests = (
-        read_clients(test, "test", read)
-        if _per_client(test)
-        else [read_samples(test, "test", read)]
-    )
+    parts = _read(train, "training", read)
+    tests = _read(test, "test", read)
     if _per_client(test) and len(tests) != len(parts):
         raise UserError(
             f"train is a list of {len(parts)} clients and test of {len(tests)}; give as many."
         )
-    whole, held = joined(parts, "training"), joined(tests, "test")
-    if (there := form(held.inputs)) != (here := form(whole.inputs)):
-        raise UserError(
-            f"test inputs have shape {there} and training inputs {here}; give them the same."
-        )
-    if classes is None and (there := target_types(held.targets)) != (
-        here := target_types(whole.targets)
-    ):
-        raise UserError(
-            f"training targets are {here} and test targets {there}; give them the same."
-        )
-    data = _dataset(name or "own", whole, held, classes, fields)
+    samples = joined(parts, "training")
+    held = joined(tests, "test")
+    _check_alike(samples, held, with_targets=classes is None)
+    data = _dataset(name or "own", samples, held, classes, fields)
     if not _per_client(train):
         return data
-    keys, test_keys = (
-        np.repeat(np.arange(len(each)), [len(part) for part in each]) for each in (parts, tests)
-    )
-    return replace(data, keys=keys, test_keys=test_keys if _per_client(test) else None)
+    test_keys = None
+    if _per_client(test):
+        test_keys = _repeated(list(map(len, tests)))
+    return replace(data, keys=_repeated(list(map(len, parts))), test_keys=test_keys)
+
+
+def _sets(data: Any) -> list[Any]:
+    """The data of each client, or the one set of all."""
+    return data if _per_client(data) else [data]
+
+
+def _read(data: Any, split: str, read: dict[str, Any]) -> list[Samples | Streamed]:
+    """The samples of each client, or the one set of all."""
+    if _per_client(data):
+        return read_clients(data, split, read)
+    return [read_samples(data, split, read)]
+
+
+def _repeated(sizes: Sequence[int]) -> np.ndarray:
+    """The number of the client of every sample, for clients of these sizes."""
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _check_alike(train: Samples | Streamed, test: Samples | Streamed, with_targets: bool) -> None:
+    """Refuse test samples of another form than the training samples."""
+    shapes = form(train.inputs)
+    test_shapes = form(test.inputs)
+    if test_shapes != shapes:
+        raise UserError(
+            f"test inputs have shape {test_shapes} and training inputs {shapes}; "
+            "give them the same."
+        )
+    types = target_types(train.targets)
+    test_types = target_types(test.targets)
+    if with_targets and test_types != types:
+        raise UserError(
+            f"training targets are {types} and test targets {test_types}; give them the same."
+        )
 
 
 def _splits(train: Mapping[str, Any], test: Any) -> tuple[Any, Any]:
     """Both splits of a `DatasetDict`; test data that was given comes first."""
-    for split in ("train", *(() if test is not None else ("test",))):
+    needed = ["train"]
+    if test is None:
+        needed.append("test")
+    for split in needed:
         if split not in train:
             raise UserError(
                 f"train has the splits {', '.join(map(repr, train))} and no {split!r}; give it one."
             )
-    return train["train"], train["test"] if test is None else test
+    if test is None:
+        test = train["test"]
+    return train["train"], test
 
 
 def _input_column(table: Any, target: str, client: str | None) -> str:
-    known = [target, client] if client else [target]
-    check_columns(table, "training", known)
-    left = [column for column in table.column_names if column not in known]
-    if "image" in left:
+    """The column to predict from, where nobody named it."""
+    taken = [target, client] if client else [target]
+    check_columns(table, "training", taken)
+    free = [column for column in table.column_names if column not in taken]
+    if "image" in free:
         return "image"
-    if not left:
+    if not free:
         raise UserError(
             f"the training data has no column besides {target!r} to predict it from; add one."
         )
-    if len(left) > 1:
-        found = ", ".join(map(repr, left))
+    if len(free) > 1:
         raise UserError(
-            f"the training data has the columns {found} besides {target!r}; name the input, such as input={left[0]!r}."
+            f"the training data has the columns {', '.join(map(repr, free))} besides {target!r}; "
+            f"name the input, such as input={free[0]!r}."
         )
-    return str(left[0])
+    return str(free[0])
 
 
 def _per_client(data: Any) -> bool:
-    """Whether this is a list with data for each client, rather than a list of (input, class) pairs."""
+    """Whether this is a list with data for each client, and not of (input, class) pairs."""
     if not isinstance(data, list) or not data:
         return False
     first = data[0]
@@ -305,30 +338,31 @@ def _dataset(
     classes: int | None,
     fields: dict[str, Any],
 ) -> DataSet:
-    fields = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-    }
-    classes = classes or len(fields.get("labels", ()))
-    if classes or fields.get("kind") == "classification":
-        train, test = _classified(train, "training"), _classified(test, "test")
-    return DataSet(name, train, test, classes, **fields)
+    """A data set of these samples, its lists as tuples and its classes counted by their labels."""
+    hashable = {}
+    for key, value in fields.items():
+        hashable[key] = tuple(value) if isinstance(value, list) else value
+    classes = classes or len(hashable.get("labels", ()))
+    if classes or hashable.get("kind") == "classification":
+        train = _classified(train, "training")
+        test = _classified(test, "test")
+    return DataSet(name, train, test, classes, **hashable)
 
 
 def _classified(samples: Samples | Streamed, split: str) -> Samples | Streamed:
     """With targets like 1.0 as whole numbers, since they are known to be classes."""
     targets = samples.targets
-    if (
-        isinstance(samples, Streamed)
-        or not isinstance(targets, torch.Tensor)
-        or not targets.is_floating_point()
-    ):
+    if isinstance(samples, Streamed) or not isinstance(targets, torch.Tensor):
+        return samples
+    if not targets.is_floating_point():
         return samples
     beyond = targets.abs() > LARGEST_CLASS
     wrong = ((targets != targets.round()) | beyond).reshape(len(targets), -1).any(1).nonzero()
     if len(wrong):
         where = int(wrong[0])
         raise UserError(
-            f"{split} sample {where} has label {targets[where].tolist()}; labels must be integers from 0."
+            f"{split} sample {where} has label {targets[where].tolist()}; "
+            "labels must be integers from 0."
         )
     return Samples(samples.inputs, targets.long())
 
@@ -336,4 +370,6 @@ def _classified(samples: Samples | Streamed, split: str) -> Samples | Streamed:
 def _class_names(table: Any, target: str) -> dict[str, Any]:
     """Class names of a `ClassLabel` feature, if there are any."""
     names = getattr(table.features[target], "names", None)
-    return {"labels": tuple(names)} if names else {}
+    if not names:
+        return {}
+    return {"labels": tuple(names)}

@@ -1,4 +1,4 @@
-"""Files of clients as inputs and targets, which may still have missing values and names of classes."""
+"""Files of clients as inputs and targets, still with missing values and names of classes."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ class Column(NamedTuple):
     number: bool  # whether it is a number, or one value of a categorical column
 
 
+Sources = list[Table | Part]  # of a client: what its files have
+
+
 @dataclass(eq=False)
 class Reader:
     """Reads the files of clients; afterwards it knows their hashes and what was dropped."""
@@ -77,61 +80,83 @@ class Reader:
 
     def read(self, clients: Sequence[Client]) -> list[tuple[list[Part], list[Part]]]:
         """Training and test samples of each client, a part per file."""
-        raw = [
-            ([self._open(path) for path in c.train], [self._open(path) for path in c.test])
-            for c in clients
-        ]
-        tables = [
-            each for own in raw for split in own for each, _ in split if isinstance(each, Table)
-        ]
+        # --- open all files ---
+        sources: list[tuple[Sources, Sources]] = []
+        for client in clients:
+            train: Sources = []
+            tests: Sources = []
+            within: Sources = []  # the .npz files for training
+            for path in client.train:
+                source, held = self._open(path)
+                train.append(source)
+                if held is not None:
+                    within.append(held)
+            for path in client.test:
+                source, _ = self._open(path)
+                tests.append(source)
+            sources.append((train, [*tests, *within]))
+
+        # --- what all tables have in common ---
+        training_tables: list[Table] = []
+        tables: list[Table] = []
+        for train, tests in sources:
+            training_tables += _tables(train)
+            tables += _tables(train)
+            tables += _tables(tests)
         inputs: list[str] = []
         kinds: dict[str, tuple[str, ...]] = {}
         if tables:
-            named = [*self.categorical, *(() if isinstance(self.missing, str) else self.missing)]
-            check_columns(tables, self.target, self.input, named)
-            inputs = list(self.input) or [
-                name for name in tables[0].columns if name not in self.target
-            ]
-            if both := [name for name in self.target if name in inputs]:
+            inputs = self._inputs(tables)
+            kinds = categories(training_tables, self.categorical)
+            self._learn(inputs, kinds, rows=sum(map(len, tables)))
+
+        # --- inputs and targets ---
+        parts = []
+        for train, tests in sources:
+            train_parts = self._parts(train, inputs, kinds)
+            parts.append((train_parts, self._parts(tests, inputs, kinds)))
+        return parts
+
+    def _inputs(self, tables: Sequence[Table]) -> list[str]:
+        """The columns to predict from, after the headers of all tables were checked."""
+        named = list(self.categorical)
+        if not isinstance(self.missing, str):
+            named += self.missing
+        check_columns(tables, self.target, self.input, named)
+        inputs = list(self.input)
+        if not inputs:
+            inputs = [name for name in tables[0].columns if name not in self.target]
+        for name in self.target:
+            if name in inputs:
                 raise UserError(
-                    f"data.input and data.target both name the column {both[0]!r}; leave it out of one."
+                    f"data.input and data.target both name the column {name!r}; "
+                    "leave it out of one."
                 )
-            if not inputs:
-                raise UserError(
-                    f"{tables[0].file} has no column besides {self.target[0]!r} to predict it from; add one."
-                )
-            used = set(inputs)
-            if unused := [name for name in self.categorical if name not in used]:
-                raise UserError(
-                    f"data.categorical names the column {unused[0]!r}, which is not an input; leave it out."
-                )
-            learnt = [each for train, _ in raw for each, _ in train if isinstance(each, Table)]
-            kinds = categories(learnt, self.categorical)
-            self.columns = [
-                Column(name, policy(self.missing, name), name not in kinds)
-                for name in inputs
-                for _ in kinds.get(name, (name,))
-            ]
-            rows = sum(len(each) for each in tables)
-            what = f"{rows:,} rows of {len(self.columns):,} inputs"
-            self.room.check(
-                8 * rows * len(self.columns), what, "use fewer of them, see data.categorical"
+        if not inputs:
+            raise UserError(
+                f"{tables[0].file} has no column besides {self.target[0]!r} to predict it from; "
+                "add one."
             )
-        made = []
-        for train, tests in raw:
-            within = [
-                tests for _, tests in train if tests is not None
-            ]  # in the .npz file of the client
-            made.append(
-                (
-                    [self._part(each, inputs, kinds) for each, _ in train],
-                    [
-                        self._part(each, inputs, kinds)
-                        for each in (*(each for each, _ in tests), *within)
-                    ],
+        used = set(inputs)
+        for name in self.categorical:
+            if name not in used:
+                raise UserError(
+                    f"data.categorical names the column {name!r}, which is not an input; "
+                    "leave it out."
                 )
-            )
-        return made
+        return inputs
+
+    def _learn(self, inputs: list[str], kinds: dict[str, tuple[str, ...]], rows: int) -> None:
+        """Note the columns of the inputs; refuse more than fit into memory."""
+        self.columns = []
+        for name in inputs:
+            column = Column(name, policy(self.missing, name), name not in kinds)
+            features = len(kinds.get(name, (name,)))
+            self.columns += [column] * features
+        what = f"{rows:,} rows of {len(self.columns):,} inputs"
+        self.room.check(
+            8 * rows * len(self.columns), what, "use fewer of them, see data.categorical"
+        )
 
     def _open(self, path: Path) -> tuple[Table | Part, Part | None]:
         """What a file has, and the test samples in it."""
@@ -155,8 +180,13 @@ class Reader:
     def _arrays(self, file: Path, content: bytes) -> tuple[Part, Part | None]:
         """The samples in an .npz file, and the test samples in it."""
         archive = Archive(file, content, self.room)
-        input = self.input[0] if self.input else _either(archive, "inputs", "x")
-        target = self.target[0] if self.target[0] in archive else _either(archive, "targets", "y")
+        if self.input:
+            input = self.input[0]
+        else:
+            input = _either(archive, "inputs", "x")
+        target = self.target[0]
+        if target not in archive:
+            target = _either(archive, "targets", "y")
         tests = None
         for form in ("test_{}", "{}_test"):
             if form.format(input) in archive or form.format(target) in archive:
@@ -164,29 +194,38 @@ class Reader:
         return self._pair(archive, input, target), tests
 
     def _pair(self, archive: Archive, input: str, target: str) -> Part:
+        """The inputs and the targets under these names, both arrays with a row per sample."""
         file = archive.file
         if input not in archive or target not in archive:
             names = listed(archive.sizes) or "none"
             raise UserError(f"{file} has the arrays {names}; it needs {input} and {target}.")
-        inputs, wanted = archive[input], archive[target]
+        inputs = archive[input]
+        labels = archive[target]
 
         # Only numbers become tensors; targets may be names.
-        for name, array, kinds in ((input, inputs, "biuf"), (target, wanted, "biufU")):
+        for name, array, kinds in ((input, inputs, "biuf"), (target, labels, "biufU")):
             if array.dtype.kind not in kinds:
                 raise UserError(
-                    f"{file} has {name} of type {array.dtype}; give numbers, such as float32 or int64."
+                    f"{file} has {name} of type {array.dtype}; "
+                    "give numbers, such as float32 or int64."
                 )
             if not array.ndim:
                 raise UserError(
-                    f"{file} has a single value as {name}; give an array with one row for each sample."
+                    f"{file} has a single value as {name}; "
+                    "give an array with one row for each sample."
                 )
 
-        classes = wanted.ndim == 1 and wanted.dtype.kind in "iuU"
-        if inputs.shape[:1] != wanted.shape[:1] or (self.kind in NAMED and not classes):
-            each = "one integer" if self.kind in NAMED else "one target"
-            fix = " (data.kind may be 'regression')" if wanted.dtype.kind == "f" else ""
-            raise UserError(f"{file} must have {each} in {target} for each row of {input}{fix}.")
-        return Part(file, inputs, wanted)
+        classes = labels.ndim == 1 and labels.dtype.kind in "iuU"
+        if inputs.shape[:1] != labels.shape[:1] or (self.kind in NAMED and not classes):
+            one = "one integer" if self.kind in NAMED else "one target"
+            fix = " (data.kind may be 'regression')" if labels.dtype.kind == "f" else ""
+            raise UserError(f"{file} must have {one} in {target} for each row of {input}{fix}.")
+        return Part(file, inputs, labels)
+
+    def _parts(
+        self, sources: Sources, inputs: list[str], kinds: dict[str, tuple[str, ...]]
+    ) -> list[Part]:
+        return [self._part(source, inputs, kinds) for source in sources]
 
     def _part(
         self, source: Table | Part, inputs: list[str], kinds: dict[str, tuple[str, ...]]
@@ -195,15 +234,13 @@ class Reader:
             part = self._finite(source)
         else:
             table = without_missing(source, [*inputs, *self.target], self.missing)
-            wanted = targets(table, self.target, self.kind not in NAMED)
-            part = Part(table.file, features(table, inputs, kinds, self.missing), wanted)
+            labels = targets(table, self.target, self.kind not in NAMED)
+            part = Part(table.file, features(table, inputs, kinds, self.missing), labels)
         self.dropped += len(source) - len(part)
         return part
 
     def _finite(self, part: Part) -> Part:
-        """Arrays without the samples that have missing values, or as they are if those are filled
-        in later.
-        """
+        """Arrays without samples that lack values, or as they are if those are filled in later."""
         if part.inputs.dtype.kind != "f" or np.isfinite(part.inputs).all():
             return part
         wrong = ~np.isfinite(part.inputs).reshape(len(part), -1).all(1)
@@ -213,9 +250,18 @@ class Reader:
             raise UserError(
                 f"{part.file} has inputs that are not finite, first in sample {where}; {FILL}."
             )
-        return part.take(np.flatnonzero(~wrong)) if rule == "drop" else part
+        if rule == "drop":
+            return part.take(np.flatnonzero(~wrong))
+        return part
+
+
+def _tables(sources: Sources) -> list[Table]:
+    """Those that are tables."""
+    return [source for source in sources if isinstance(source, Table)]
 
 
 def _either(archive: Archive, name: str, short: str) -> str:
     """The usual name of an array, or its short one if the archive has only that."""
-    return short if short in archive and name not in archive else name
+    if short in archive and name not in archive:
+        return short
+    return name

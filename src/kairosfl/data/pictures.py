@@ -18,14 +18,8 @@ from kairosfl.wording import counted
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 LABELS = "labels.csv"
-FORMATS = (
-    "PNG",
-    "JPEG",
-    "BMP",
-    "WEBP",
-    "GIF",
-    "TIFF",
-)  # whatever the name says; others run programs, as EPS does
+# Whatever the name says; others run programs, as EPS does.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 RGB = 3  # bytes of a pixel
 
 
@@ -48,9 +42,10 @@ def read_pictures(
     room = room or Room()
     files, labels = _listed(place, target, room)
     if size:
-        wanted = f"{counted(len(files), 'picture')} in {place} with data.size = {list(size)}"
-        room.take(len(files) * RGB * size[0] * size[1], wanted, "give a smaller size")
-    digest, pixels = hashlib.md5(usedforsecurity=False), []
+        subject = f"{counted(len(files), 'picture')} in {place} with data.size = {list(size)}"
+        room.take(len(files) * RGB * size[0] * size[1], subject, "give a smaller size")
+    digest = hashlib.md5(usedforsecurity=False)
+    pixels: list[Array] = []
     for file in files:
         content = read_regular(file, room)
         digest.update(content)
@@ -68,39 +63,34 @@ def read_pictures(
 def joined(pictures: Sequence[Array], stack: Any = np.stack) -> Array:
     """Pictures together; grey ones become RGB if some of them are not grey."""
     channels = max(picture.shape[-3] for picture in pictures)
-    wide = [np.repeat(each, channels // each.shape[-3], axis=each.ndim - 3) for each in pictures]
+    wide = []
+    for picture in pictures:
+        copies = channels // picture.shape[-3]
+        wide.append(np.repeat(picture, copies, axis=picture.ndim - 3))
     return np.asarray(stack(wide))
 
 
 def unequal(file: Path, pixels: Array, first: Path, others: Array) -> str:
     """The sentence about two pictures of different sizes."""
-    (height, width), (h, w) = pixels.shape[-2:], others.shape[-2:]
+    height, width = pixels.shape[-2:]
+    h, w = others.shape[-2:]
     return (
-        f"{file} is {width}x{height} pixels, but {first} is {w}x{h}; set data.size to a common height and width, such "
-        f"as [{h}, {w}]."
+        f"{file} is {width}x{height} pixels, but {first} is {w}x{h}; set data.size to a common "
+        f"height and width, such as [{h}, {w}]."
     )
 
 
 def _listed(place: Path, target: str, room: Room) -> tuple[list[Path], list[str]]:
     """The pictures of a client and their classes."""
-    classes = sorted(
-        each for each in place.iterdir() if each.is_dir() and not each.name.startswith(".")
-    )
-    loose = sorted(each for each in place.iterdir() if each.is_file() and is_picture(each))
-    table = place / LABELS
-    if loose and not table.is_file():
-        raise UserError(
-            f"{place} has pictures without a class, such as {loose[0].name}; put them into one sub-directory per "
-            f"class, or add a {LABELS} with the columns file and {target}."
-        )
+    loose = sorted(entry for entry in place.iterdir() if entry.is_file() and is_picture(entry))
     if not loose:
-        pairs = [
-            (file, each.name)
-            for each in classes
-            for file in sorted(each.iterdir())
-            if is_picture(file)
-        ]
-        return [file for file, _ in pairs], [readable(name) for _, name in pairs]
+        return _by_directory(place)
+    table = place / LABELS
+    if not table.is_file():
+        raise UserError(
+            f"{place} has pictures without a class, such as {loose[0].name}; put them into one "
+            f"sub-directory per class, or add a {LABELS} with the columns file and {target}."
+        )
     columns = read_csv(table, read_regular(table, room), ",", room).columns
     for name in ("file", target):
         if name not in columns:
@@ -117,11 +107,27 @@ def _listed(place: Path, target: str, room: Room) -> tuple[list[Path], list[str]
     if unnamed:
         raise UserError(f"{table} has no line for {unnamed[0].name}; add one.")
     labels = columns[target]
-    return files, [str(each) if labels.dtype == object else f"{each:g}" for each in labels]
+    if labels.dtype == object:
+        return files, list(map(str, labels))
+    return files, [f"{label:g}" for label in labels]
+
+
+def _by_directory(place: Path) -> tuple[list[Path], list[str]]:
+    """The pictures in sub-directories, which are their classes."""
+    files = []
+    labels = []
+    for folder in sorted(place.iterdir()):
+        if not folder.is_dir() or folder.name.startswith("."):
+            continue
+        for file in sorted(folder.iterdir()):
+            if is_picture(file):
+                files.append(file)
+                labels.append(readable(folder.name))
+    return files, labels
 
 
 def _pixels(file: Path, content: bytes, size: Sequence[int], room: Room) -> Array:
-    """One picture as uint8 `[C, H, W]`, which takes its part of the room unless all have one size."""
+    """One picture as uint8 `[C, H, W]`; without a common size it takes its part of the room."""
     picture = opened(file, content)
     needed = RGB * picture.width * picture.height
     room.check(needed, file, "scale it down")
@@ -139,9 +145,8 @@ def opened(file: Path, content: bytes) -> Any:
         raise UserError(f"{file} needs Pillow to be read: pip install 'kairosfl[files]'.") from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", Image.DecompressionBombWarning
-            )  # what is too large is refused
+            # What is too large is refused.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
@@ -151,9 +156,10 @@ def opened(file: Path, content: bytes) -> Any:
 
 
 def decoded(file: Path, picture: Any, modes: Sequence[str], size: Sequence[int] = ()) -> Array:
-    """The pixels of a picture `[H, W]` or `[H, W, C]`, as RGB unless it is in one of these modes."""
+    """The pixels of a picture `[H, W]` or `[H, W, C]`, as RGB if it is in none of these modes."""
     try:
-        picture = picture if picture.mode in modes else picture.convert("RGB")
+        if picture.mode not in modes:
+            picture = picture.convert("RGB")
         if size:
             picture = picture.resize((size[1], size[0]))
         return np.array(picture)

@@ -1,4 +1,4 @@
-"""Shakespeare's plays split by speaking role, from Project Gutenberg's complete works (eBook 100)."""
+"""Shakespeare's plays split by speaking role, from Project Gutenberg's complete works."""
 
 from __future__ import annotations
 
@@ -27,31 +27,44 @@ def roles(text: str) -> dict[str, str]:
 
 def _works(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Every work listed in the (indented) table of contents, with its lines."""
-    at = next((i for i, line in enumerate(lines) if line.strip() == "Contents"), len(lines)) + 1
+    stripped = list(map(str.strip, lines))
+    if "Contents" not in stripped:
+        return
+    at = stripped.index("Contents") + 1
     titles: list[str] = []
     while at < len(lines) and (not lines[at] or lines[at][0].isspace()):
-        titles += [title] if (title := lines[at].strip()) else []
+        if stripped[at]:
+            titles.append(stripped[at])
         at += 1
+
+    # Each work begins after the one before it; what is listed but not there is left out.
+    headings = [line.strip(" :") for line in lines]
     starts: list[tuple[str, int]] = []
     for title in titles:
-        found = next((i for i in range(at, len(lines)) if lines[i].strip(" :") == title), None)
-        if found is not None:
-            starts.append((title, found))
-            at = found + 1
+        if title in headings[at:]:
+            start = headings.index(title, at)
+            starts.append((title, start))
+            at = start + 1
     for (title, start), (_, end) in pairwise([*starts, ("", len(lines))]):
         yield title, lines[start + 1 : end]
 
 
 def _speeches(lines: list[str]) -> Iterator[tuple[str, str]]:
-    speaker, directing = "", False
+    """Who speaks, and a line of it, in their order."""
+    speaker = ""
+    directing = False
     for line in lines:
+        begin = SPEECH.match(line)
         if HEADING.match(line):
             speaker = ""
-        elif begin := SPEECH.match(line):
-            speaker, directing = begin[1], False
+        elif begin:
+            speaker = begin[1]
+            directing = False
             line = begin[2] or ""
         # A stage direction ends at the next blank line; the previous speaker then continues.
         directing = bool(line.strip()) and (directing or bool(DIRECTION.match(line)))
-        said = "" if directing else " ".join(ASIDE.sub(" ", line).split())
-        if speaker and said:
-            yield speaker, said
+        if directing:
+            continue
+        spoken = " ".join(ASIDE.sub(" ", line).split())
+        if speaker and spoken:
+            yield speaker, spoken

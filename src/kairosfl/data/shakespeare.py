@@ -1,6 +1,4 @@
-"""Shakespeare: next-character prediction, one client per speaking role, each with its own training
-and test data.
-"""
+"""Shakespeare: next-character prediction, one client with its own test data per speaking role."""
 
 from __future__ import annotations
 
@@ -30,43 +28,45 @@ TEST_SHARE = 5  # the last 1/5 of the samples of a role are for testing
 
 
 def shakespeare(*, stride: int = 10) -> DataSet:
-    """Shakespeare's plays: 80 characters and the one that follows, one sample every `stride`
-    characters.
+    """Shakespeare's plays: 80 characters and the one that follows.
 
-    The last fifth of a role's samples is its test data; roles too short for one sample of each kind
-    are left out. Roles come from `clients.json` (role to text) if it exists, otherwise from Project
-    Gutenberg's eBook 100.
+    There is a sample every `stride` characters. The last fifth of a role's samples is its test
+    data; roles too short for one sample of each kind are left out. Roles come from `clients.json`
+    (role to text) if it exists, otherwise from Project Gutenberg's eBook 100.
     """
     if stride < 1:
         raise UserError(f"data.stride is {stride}; give at least 1 character.")
     has_roles = (data_folder() / ROLES.path).is_file()
 
     def convert(root: Path) -> Arrays:
-        return _windows(
-            read_roles(root / ROLES.path) if has_roles else _roles_of_works(root / WORKS.path),
-            stride,
-        )
+        if has_roles:
+            texts = read_roles(root / ROLES.path)
+        else:
+            texts = _roles_of_works(root / WORKS.path)
+        return _windows(texts, stride)
 
     files = [ROLES if has_roles else WORKS]
-    made, hashes = arrays("shakespeare", files, [DOWNLOAD], convert, {"stride": stride})
+    converted, hashes = arrays("shakespeare", files, [DOWNLOAD], convert, {"stride": stride})
+    names = tuple(converted["names"].tolist())
     return DataSet(
         "shakespeare",
-        split(made, "train"),
-        split(made, "test"),
+        split(converted, "train"),
+        split(converted, "test"),
         len(SYMBOLS),
         vocabulary=len(SYMBOLS),
         labels=tuple(SYMBOLS),
-        keys=made["keys"],
-        test_keys=made["test_keys"],
-        key_names=tuple(made["names"].tolist()),
+        keys=converted["keys"],
+        test_keys=converted["test_keys"],
+        key_names=names,
         hashes=hashes,
-        notes={"roles": len(made["names"]), "characters": int(made["characters"][0])},
+        notes={"roles": len(names), "characters": int(converted["characters"][0])},
     )
 
 
 def encode(text: str) -> npt.NDArray[np.uint8]:
-    """Ids 0..79 of the characters of a text; typographic quotes and dashes become ASCII, unknown
-    characters a space.
+    """Ids 0..79 of the characters of a text.
+
+    Typographic quotes and dashes become ASCII, unknown characters a space.
     """
     codes = np.frombuffer(text.translate(PLAIN).encode("utf-32-le", "surrogatepass"), "<u4")
     table = np.full(128, SYMBOLS.index(" "), dtype=np.uint8)
@@ -87,15 +87,16 @@ def read_roles(path: Path) -> dict[str, str]:
 
 
 def _roles_of_works(path: Path) -> dict[str, str]:
-    found = roles(read_text(path))
-    if not found:
+    texts = roles(read_text(path))
+    if not texts:
         raise damaged(path, "it contains no plays")
-    return found
+    return texts
 
 
 def _windows(texts: dict[str, str], stride: int) -> Arrays:
     """Samples of every role: windows of 81 characters, of which the last is the target."""
-    kept, characters = [], 0
+    kept = []
+    characters = 0
     blocks: dict[str, list[npt.NDArray[np.uint8]]] = {"train": [], "test": []}
     keys: dict[str, list[int]] = {"train": [], "test": []}
     for name, text in texts.items():
@@ -109,10 +110,10 @@ def _windows(texts: dict[str, str], stride: int) -> Arrays:
             keys[part].append(len(block))
         kept.append(name)
         characters += len(ids)
-    made: Arrays = {"names": np.array(kept), "characters": np.array([characters])}
+    converted: Arrays = {"names": np.array(kept), "characters": np.array([characters])}
     for part, suffix in (("train", "keys"), ("test", "test_keys")):
         joined = np.concatenate(blocks[part] or [np.empty((0, LENGTH + 1), np.uint8)])
-        made[f"{part}_inputs"] = np.ascontiguousarray(joined[:, :LENGTH])
-        made[f"{part}_targets"] = joined[:, LENGTH].astype(np.int64)
-        made[suffix] = np.repeat(np.arange(len(kept)), keys[part])
-    return made
+        converted[f"{part}_inputs"] = np.ascontiguousarray(joined[:, :LENGTH])
+        converted[f"{part}_targets"] = joined[:, LENGTH].astype(np.int64)
+        converted[suffix] = np.repeat(np.arange(len(kept)), keys[part])
+    return converted

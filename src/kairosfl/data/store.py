@@ -1,6 +1,4 @@
-"""Cache of converted data sets: arrays built once from the official files, then memory-mapped on
-every start.
-"""
+"""Cache of converted data sets: arrays built once, then memory-mapped on every start."""
 
 from __future__ import annotations
 
@@ -41,16 +39,16 @@ def arrays(
     folder = data_folder()
     ensure(name, folder, files, downloads)
     sums = check(folder, files)
-    return cached(
-        folder, name, [VERSION, *sums.values(), repr(sorted((options or {}).items()))], convert
-    ), sums
+    chosen = sorted((options or {}).items())
+    identity = [VERSION, *sums.values(), repr(chosen)]
+    return cached(folder, name, identity, convert), sums
 
 
-def split(made: Arrays, name: str) -> Samples:
+def split(converted: Arrays, name: str) -> Samples:
     """The samples stored as `name_inputs` and `name_targets` in converted arrays."""
-    return Samples(
-        torch.from_numpy(made[f"{name}_inputs"]), torch.from_numpy(made[f"{name}_targets"])
-    )
+    inputs = torch.from_numpy(converted[f"{name}_inputs"])
+    targets = torch.from_numpy(converted[f"{name}_targets"])
+    return Samples(inputs, targets)
 
 
 def cached(
@@ -62,34 +60,37 @@ def cached(
     mapped = _mapped(place)
     if mapped is not None:
         return mapped
-    made = convert(folder)
+    converted = convert(folder)
     try:
-        _write(place, made)
+        _write(place, converted)
     except OSError as error:
         if not place.exists():  # otherwise another process wrote it first
             warnings.warn(
-                f"{place} cannot be written ({error.strerror}); {name} will be converted again on every start.",
+                f"{place} cannot be written ({error.strerror}); "
+                f"{name} will be converted again on every start.",
                 stacklevel=4,
             )
-    return _mapped(place) or made
+    return _mapped(place) or converted
 
 
 def _mapped(place: Path) -> Arrays | None:
+    """The arrays in a directory; None if they are missing or truncated, and to be built again."""
     # Copy-on-write: torch needs writable memory, and the file must not change.
+    mapped: Arrays = {}
     try:
-        names = [path for path in place.iterdir() if path.suffix == ".npy"]
-        return {
-            path.stem: np.load(path, mmap_mode="c", allow_pickle=False) for path in names
-        } or None
+        for path in place.iterdir():
+            if path.suffix == ".npy":
+                mapped[path.stem] = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError):
-        return None  # missing or truncated: rebuild it
+        return None
+    return mapped or None
 
 
-def _write(place: Path, made: Arrays) -> None:
+def _write(place: Path, converted: Arrays) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
-        for name, array in made.items():
+        for name, array in converted.items():
             np.save(part / f"{name}.npy", array, allow_pickle=False)
         shutil.rmtree(place, ignore_errors=True)  # truncated, or it would have been used
         os.replace(part, place)

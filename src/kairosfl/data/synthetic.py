@@ -1,6 +1,4 @@
-"""Data generated from a seed, for benchmarks: one Gaussian cluster per class, of any size and
-shape.
-"""
+"""Data generated from a seed, for benchmarks: one Gaussian cluster per class, of any shape."""
 
 from __future__ import annotations
 
@@ -46,11 +44,12 @@ def synthetic(
     rng = np.random.Generator(np.random.Philox(key=seed))
     centres = rng.standard_normal((classes, prod(size)), dtype=np.float32)
     centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
-    train, test = (
-        _draw(rng, centres, count, size, bool(shape)) for count in (samples, test_samples)
-    )
-    half = (0.5,) * size[0] if shape else ()
-    quarter = (0.25,) * size[0] if shape else ()
+    train = _draw(rng, centres, samples, size, bool(shape))
+    test = _draw(rng, centres, test_samples, size, bool(shape))
+    if not shape:
+        return DataSet("synthetic", train, test, classes)
+    half = (0.5,) * size[0]
+    quarter = (0.25,) * size[0]
     return DataSet("synthetic", train, test, classes, mean=half, std=quarter)
 
 

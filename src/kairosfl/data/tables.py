@@ -28,8 +28,9 @@ FILL = "fill it in, or set data.missing to 'mean', 'zero' or 'drop'"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The columns of one file: numbers as float64 with NaN for a missing value, texts as objects
-    with None.
+    """The columns of one file.
+
+    Numbers are float64 with NaN for a missing value, texts are objects with None.
     """
 
     file: Path
@@ -51,7 +52,9 @@ class Table:
 
 def policy(missing: Missing, column: str | None) -> str:
     """What becomes of a missing value of a column; None: of data without named columns."""
-    return missing if isinstance(missing, str) else missing.get(column or "", "error")
+    if isinstance(missing, str):
+        return missing
+    return missing.get(column or "", "error")
 
 
 def read_csv(file: Path, content: bytes, separator: str, room: Room | None = None) -> Table:
@@ -60,13 +63,15 @@ def read_csv(file: Path, content: bytes, separator: str, room: Room | None = Non
     room = room or Room()
     room.check(CELL * (text.count(separator) + text.count("\n") + 1), file)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
-    rows, lines = [], []
+    rows = []
+    lines = []
     try:
         header = next(reader, [])
         for row in reader:
             if len(row) != len(header):
                 raise UserError(
-                    f"{file} has {len(row)} columns instead of {len(header)} in line {reader.line_num}; fix that line."
+                    f"{file} has {len(row)} columns instead of {len(header)} in line "
+                    f"{reader.line_num}; fix that line."
                 )
             rows.append(row)
             lines.append(reader.line_num)
@@ -74,13 +79,13 @@ def read_csv(file: Path, content: bytes, separator: str, room: Room | None = Non
         raise UserError(
             f"{file} is malformed in line {reader.line_num} ({error}); fix that line."
         ) from None
-    header = [name.strip() for name in header]
+    header = list(map(str.strip, header))
     _check_header(file, header)
     room.take(8 * len(header) * len(rows), file)
-    cells = zip(*rows, strict=True) if rows else [()] * len(header)
-    return Table(
-        file, {name: _column(each) for name, each in zip(header, cells, strict=True)}, lines
-    )
+    columns = {}
+    for place, name in enumerate(header):
+        columns[name] = _column([row[place] for row in rows])
+    return Table(file, columns, lines)
 
 
 def _check_header(file: Path, header: Sequence[str]) -> None:
@@ -89,8 +94,8 @@ def _check_header(file: Path, header: Sequence[str]) -> None:
     for name in header:
         if not name:
             raise UserError(
-                f"{file} has no name for column {header.index(name) + 1}, perhaps row numbers that pandas wrote; "
-                "name it, or leave it out with index=False."
+                f"{file} has no name for column {header.index(name) + 1}, perhaps row numbers that "
+                "pandas wrote; name it, or leave it out with index=False."
             )
         if name in before:
             raise UserError(f"{file} has two columns {excerpt(name)}; rename one.")
@@ -113,19 +118,19 @@ def read_parquet(file: Path, content: bytes, room: Room | None = None) -> Table:
 
         # A text that fills millions of rows is stored once: read as a dictionary, it is also kept
         # once.
-        texts = [
-            name
-            for name, kind in zip(*_fields(source.schema_arrow), strict=True)
-            if _is_text(arrow, kind)
-        ]
+        texts = []
+        schema = source.schema_arrow
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if _is_text(arrow, kind):
+                texts.append(name)
         source = parquet.ParquetFile(arrow.BufferReader(content), read_dictionary=texts)
         table = source.read()
         table.validate()
-        _check_header(file, [name.strip() for name in table.column_names])
-        columns = {
-            name.strip(): _arrow_column(arrow, column)
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        }
+        header = list(map(str.strip, table.column_names))
+        _check_header(file, header)
+        columns = {}
+        for name, column in zip(header, table.columns, strict=True):
+            columns[name] = _arrow_column(arrow, column)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of a damaged file, anything may come out
@@ -137,14 +142,12 @@ def read_parquet(file: Path, content: bytes, room: Room | None = None) -> Table:
 
 def _values_in(metadata: Any) -> int:
     """How many values a .parquet file declares; a small file may declare a great many."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    return sum(
-        group.column(number).num_values for group in groups for number in range(group.num_columns)
-    )
-
-
-def _fields(schema: Any) -> tuple[list[str], list[Any]]:
-    return list(schema.names), list(schema.types)
+    count = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            count += group.column(place).num_values
+    return count
 
 
 def _is_text(arrow: Any, kind: Any) -> bool:
@@ -160,20 +163,22 @@ def _arrow_column(arrow: Any, column: Any) -> Array:
         kind = column.type
     if kinds.is_dictionary(kind):
         return _texts(arrow, column)
-    if (
-        kinds.is_integer(kind)
-        or kinds.is_floating(kind)
-        or kinds.is_boolean(kind)
-        or kinds.is_null(kind)
-    ):
-        return np.asarray(column.cast(arrow.float64(), safe=False).to_numpy(), dtype=np.float64)
-    if kinds.is_decimal(kind):
+    numeric = (
+        kinds.is_integer,
+        kinds.is_floating,
+        kinds.is_boolean,
+        kinds.is_null,
+        kinds.is_decimal,
+    )
+    if any(is_kind(kind) for is_kind in numeric):
         return np.asarray(column.cast(arrow.float64(), safe=False).to_numpy(), dtype=np.float64)
     if kinds.is_temporal(kind):
         column = column.cast(arrow.string())  # Python's own dates end with the year 9999
         if any(str(text).startswith("<value out of range") for text in column.to_pylist()):
             raise ValueError("a date is out of range")
-    texts = [None if value is None else str(value) for value in column.to_pylist()]
+    texts = []
+    for value in column.to_pylist():
+        texts.append(None if value is None else str(value))
     return _numbers_or_texts(np.array(texts, dtype=object))
 
 
@@ -181,14 +186,14 @@ def _texts(arrow: Any, column: Any) -> Array:
     """The texts of a column that is stored as a dictionary; equal ones are one object."""
     blocks = [np.empty(0, dtype=object)]
     for chunk in column.chunks:
-        known = chunk.dictionary.cast(arrow.string()).to_pylist()
-        rows = chunk.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
-        blocks.append(np.array([*known, None], dtype=object)[rows])
+        texts = chunk.dictionary.cast(arrow.string()).to_pylist()
+        rows = chunk.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+        blocks.append(np.array([*texts, None], dtype=object)[rows])
     return _numbers_or_texts(np.concatenate(blocks))
 
 
 def _numbers_or_texts(values: Array) -> Array:
-    """A column of texts as numbers if all of its texts are numbers, as they are where it has none."""
+    """A column of texts as numbers if all of them are, as they are where it has none."""
     if values.dtype != object:
         return values
     numbers = [math.nan if text is None else number(text) for text in values]
@@ -204,12 +209,19 @@ def _column(cells: Sequence[str]) -> Array:
             return np.array([float(cell) for cell in cells], dtype=np.float64)
     except ValueError:
         pass
-    numbers = [math.nan if cell.strip().lower() in MISSING else number(cell) for cell in cells]
+    numbers: list[float | None] = []
+    texts: list[str | None] = []
+    for cell in cells:
+        text = cell.strip()
+        if text.lower() in MISSING:
+            numbers.append(math.nan)
+            texts.append(None)
+        else:
+            numbers.append(number(cell))
+            texts.append(text)
     if None not in numbers:
         return np.array(numbers, dtype=np.float64)
-    return np.array(
-        [None if cell.strip().lower() in MISSING else cell.strip() for cell in cells], dtype=object
-    )
+    return np.array(texts, dtype=object)
 
 
 def number(text: str) -> float | None:
@@ -223,37 +235,42 @@ def number(text: str) -> float | None:
 def check_columns(
     tables: Sequence[Table], targets: Sequence[str], inputs: Sequence[str], named: Sequence[str]
 ) -> None:
-    """Refuse columns that are not there, and headers that differ; `named` are those that options
-    mention.
+    """Refuse columns that are not there, and headers that differ.
+
+    Args:
+        tables: Of all clients.
+        targets: The columns to predict.
+        inputs: The columns to predict from; empty: all others.
+        named: The columns that other options mention.
     """
     first = tables[0]
     for table in tables:
-        known = list(table.columns)
+        header = list(table.columns)
         for target in targets:
-            if target not in table.columns:
-                hint = "the file is empty"
-                if known:
-                    hint = nearest(target, known)
-                also = ", or data.separator" if len(known) == 1 and ";" in known[0] else ""
+            if target not in header:
+                hint = nearest(target, header) if header else "the file is empty"
+                also = ", or data.separator" if len(header) == 1 and ";" in header[0] else ""
                 raise UserError(
-                    f"{table.file} has no column {target!r} in its header ({hint.rstrip('.?')}); set data.target to "
-                    f"the column to predict{also}."
+                    f"{table.file} has no column {target!r} in its header ({hint.rstrip('.?')}); "
+                    f"set data.target to the column to predict{also}."
                 )
         for name in inputs:
-            if name not in table.columns:
+            if name not in header:
                 raise UserError(
-                    f"{table.file} has no column {excerpt(name)}, which data.input names; {nearest(name, known)}"
+                    f"{table.file} has no column {excerpt(name)}, which data.input names; "
+                    f"{nearest(name, header)}"
                 )
-        if not inputs and known != list(first.columns):
+        if not inputs and header != list(first.columns):
             raise UserError(
-                f"{table.file} has the columns {listed(known)}, but {first.file.name} has "
-                f"{listed(first.columns)}; give all files the same columns in the same order, or set data.input."
+                f"{table.file} has the columns {listed(header)}, but {first.file.name} has "
+                f"{listed(first.columns)}; give all files the same columns in the same order, or "
+                "set data.input."
             )
     for name in named:
         if name not in first.columns:
-            known = list(first.columns)
             raise UserError(
-                f"data.categorical or data.missing names the column {name!r}; {nearest(name, known)}"
+                f"data.categorical or data.missing names the column {name!r}; "
+                f"{nearest(name, list(first.columns))}"
             )
 
 
@@ -272,44 +289,44 @@ def without_missing(table: Table, used: Sequence[str], missing: Missing) -> Tabl
 
 def absent(values: Array) -> npt.NDArray[np.bool_]:
     """Which values are missing."""
-    return (
-        np.array([each is None for each in values], dtype=bool)
-        if values.dtype == object
-        else np.isnan(values)
-    )
+    if values.dtype == object:
+        return np.array([text is None for text in values], dtype=bool)
+    return np.isnan(values)
 
 
 def names_of(values: Array) -> Array:
     """A column as texts, numbers as they are usually written."""
     if values.dtype == object:
         return values
-    return np.array(
-        [None if math.isnan(value) else f"{value:.15g}" for value in values], dtype=object
-    )
+    names = []
+    for value in values:
+        names.append(None if math.isnan(value) else f"{value:.15g}")
+    return np.array(names, dtype=object)
 
 
 def categories(tables: Sequence[Table], columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of categorical columns in all tables, sorted."""
-    return {
-        name: tuple(
-            sorted(
-                {
-                    each
-                    for table in tables
-                    for each in names_of(table.columns[name])
-                    if each is not None
-                }
-            )
-        )
-        for name in columns
-    }
+    kinds = {}
+    for column in columns:
+        names: set[Any] = set()
+        for table in tables:
+            names.update(names_of(table.columns[column]))
+        kinds[column] = tuple(sorted(names - {None}))
+    return kinds
 
 
 def features(
     table: Table, inputs: Sequence[str], kinds: Mapping[str, tuple[str, ...]], missing: Missing
 ) -> Array:
-    """The inputs `[n, features]`, categorical columns one-hot; NaN where a missing value is to be
-    filled in.
+    """The inputs `[n, features]`, categorical columns one-hot.
+
+    They are NaN where a missing value is to be filled in.
+
+    Args:
+        table: Of one file.
+        inputs: The columns to predict from.
+        kinds: The values of categorical columns, in the order of their features.
+        missing: What becomes of missing values.
     """
     blocks = []
     for name in inputs:
@@ -318,22 +335,20 @@ def features(
         if lost.any() and policy(missing, name) == "error":
             raise UserError(f"{table.where(int(lost.argmax()), name)} has no value; {FILL}.")
         if name in kinds:
-            block = (names_of(values)[:, None] == np.array(kinds[name], dtype=object)[None]).astype(
-                np.float64
-            )
+            names = np.array(kinds[name], dtype=object)
+            block = (names_of(values)[:, None] == names[None]).astype(np.float64)
             block[lost] = math.nan
             blocks.append(block)
             continue
         if values.dtype == object:
-            row = next(
-                (i for i, each in enumerate(values) if each is not None and number(each) is None), 0
-            )
+            row = _first_text(values)
             raise UserError(
-                f"{table.where(row, name)} has {excerpt(values[row])}, which is not a finite number; "
-                f"correct it, or add {name!r} to data.categorical, which encodes each value as a "
-                "column, or leave the column out with data.input."
+                f"{table.where(row, name)} has {excerpt(values[row])}, which is not a finite "
+                f"number; correct it, or add {name!r} to data.categorical, which encodes each "
+                "value as a column, or leave the column out with data.input."
             )
-        if (large := np.abs(values) > LARGEST).any():
+        large = np.abs(values) > LARGEST
+        if large.any():
             row = int(large.argmax())
             why = "not a finite number" if np.isinf(values[row]) else "too large for float32"
             raise UserError(
@@ -343,50 +358,33 @@ def features(
     return np.concatenate([*blocks, np.empty((len(table), 0))], axis=1)
 
 
+def _first_text(values: Array) -> int:
+    """The row of the first text that is not a number; 0 if there is none."""
+    for row, text in enumerate(values):
+        if text is not None and number(text) is None:
+            return row
+    return 0
+
+
 def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
-    """What to predict: `[n]` of one column, `[n, k]` of several; `numeric`: numbers, otherwise
-    classes.
+    """What to predict: `[n]` of one column, `[n, k]` of several.
+
+    Args:
+        table: Of one file.
+        columns: The columns to predict.
+        numeric: Whether they are numbers; otherwise a single column has classes.
     """
+    classes = not numeric and len(columns) == 1
     for name in columns:
         values = table.columns[name]
         lost = absent(values)
         if lost.any():
             where = table.where(int(lost.argmax()), name)
             raise UserError(f"{where} has no label; fill it in, or set data.missing to 'drop'.")
-        if values.dtype == object and (numeric or len(columns) > 1):
-            row = next(i for i, each in enumerate(values) if number(each) is None)
-            raise UserError(
-                f"{table.where(row, name)} has {excerpt(values[row])}, which is not a number; correct it."
-            )
-        if values.dtype == object and (
-            found := [each for each in values if number(each) is not None]
-        ):
-            other = next(each for each in values if number(each) is None)
-            raise UserError(
-                f"{table.file} has the labels {clipped(found[0])} and {excerpt(other)} in the column {name!r}; "
-                "make them all integers, or all names."
-            )
-        if values.dtype != object and (large := np.abs(values) > LARGEST).any():
-            row = int(large.argmax())
-            why = (
-                "an infinite value"
-                if np.isinf(values[row])
-                else f"'{values[row]:g}', which is too large for float32"
-            )
-            raise UserError(f"{table.where(row, name)} has {why}; correct it.")
-        if (
-            values.dtype != object
-            and not numeric
-            and len(columns) == 1
-            and (wrong := values != np.floor(values)).any()
-        ):
-            row = int(wrong.argmax())
-            raise UserError(
-                f"{table.where(row, name)} has the label '{values[row]:g}'; a class is an integer or a name; to "
-                "predict a number, set data.kind to 'regression'."
-            )
-        if values.dtype != object and not numeric and len(columns) == 1:
-            _check_classes(table, name)
+        if values.dtype == object:
+            _check_names(table, name, classes)
+        else:
+            _check_numbers(table, name, classes)
     if len(columns) > 1:
         return np.stack([table.columns[name] for name in columns], axis=1)
     values = table.columns[columns[0]]
@@ -395,13 +393,47 @@ def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
     return values if numeric else values.astype(np.int64)
 
 
-def _check_classes(table: Table, name: str) -> None:
-    """Refuse classes so large that floating-point numbers cannot tell them apart."""
+def _check_names(table: Table, name: str, classes: bool) -> None:
+    """Refuse texts as targets that are no classes, and classes of which some are numbers."""
     values = table.columns[name]
-    large = np.abs(values) > LARGEST_CLASS
+    row = _first_text(values)
+    if not classes:
+        raise UserError(
+            f"{table.where(row, name)} has {excerpt(values[row])}, which is not a number; "
+            "correct it."
+        )
+    numbers = [text for text in values if number(text) is not None]
+    if numbers:
+        raise UserError(
+            f"{table.file} has the labels {clipped(numbers[0])} and {excerpt(values[row])} in the "
+            f"column {name!r}; make them all integers, or all names."
+        )
+
+
+def _check_numbers(table: Table, name: str, classes: bool) -> None:
+    """Refuse numbers that float32 cannot hold, and classes that are not integers or too large."""
+    values = table.columns[name]
+    large = np.abs(values) > LARGEST
+    if large.any():
+        row = int(large.argmax())
+        why = "an infinite value"
+        if np.isfinite(values[row]):
+            why = f"'{values[row]:g}', which is too large for float32"
+        raise UserError(f"{table.where(row, name)} has {why}; correct it.")
+    if not classes:
+        return
+
+    broken = values != np.floor(values)
+    if broken.any():
+        row = int(broken.argmax())
+        raise UserError(
+            f"{table.where(row, name)} has the label '{values[row]:g}'; a class is an integer or a "
+            "name; to predict a number, set data.kind to 'regression'."
+        )
+    large = np.abs(values) > LARGEST_CLASS  # floating-point numbers cannot tell them apart
     if large.any():
         row = int(large.argmax())
         raise UserError(
-            f"{table.where(row, name)} has the label '{values[row]:.17g}', which is too large for a class; number the "
-            "classes from 0, or give them names."
+            f"{table.where(row, name)} has the label '{values[row]:.17g}', which is too large for "
+            "a class; number the classes from 0, or give them names."
         )

@@ -49,8 +49,8 @@ def tinyimagenet() -> DataSet:
     for part, complete in COMPLETE.items():
         if len(pictures[part]) != complete:
             warnings.warn(
-                f"{folder / ROOT / part} has {len(pictures[part])} images, not the official {complete}; "
-                "results are not comparable with those on the official data.",
+                f"{folder / ROOT / part} has {len(pictures[part])} images, not the official "
+                f"{complete}; results are not comparable with those on the official data.",
                 stacklevel=3,
             )
 
@@ -59,29 +59,36 @@ def tinyimagenet() -> DataSet:
         test, test_sum = _decode(pictures["val"])
         return {
             "train_inputs": train,
-            "train_targets": np.array([label for _, label in pictures["train"]]),
+            "train_targets": _labels(pictures["train"]),
             "test_inputs": test,
-            "test_targets": np.array([label for _, label in pictures["val"]]),
+            "test_targets": _labels(pictures["val"]),
             "sums": np.array([train_sum, test_sum]),
         }
 
     identity = [VERSION, *hashes.values(), _stamp(pictures["train"] + pictures["val"])]
-    made = cached(folder, "tinyimagenet", identity, convert)
-    hashes |= {
-        f"{ROOT}/{part}": str(sum_) for part, sum_ in zip(COMPLETE, made["sums"], strict=True)
-    }
-    words = dict(
-        line.split("\t", 1) for line in read_text(folder / WORDS.path).splitlines() if "\t" in line
-    )
+    converted = cached(folder, "tinyimagenet", identity, convert)
+    for part, md5 in zip(COMPLETE, converted["sums"], strict=True):
+        hashes[f"{ROOT}/{part}"] = str(md5)
+    words = {}
+    for line in read_text(folder / WORDS.path).splitlines():
+        if "\t" in line:
+            wnid, words_of_class = line.split("\t", 1)
+            words[wnid] = words_of_class
     labels = tuple(words.get(wnid, wnid) for wnid in wnids)
-    mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-    train, test = split(made, "train"), split(made, "test")
+    mean = (0.4802, 0.4481, 0.3975)
+    std = (0.2770, 0.2691, 0.2821)
+    train = split(converted, "train")
+    test = split(converted, "test")
     return DataSet("tinyimagenet", train, test, len(wnids), mean, std, labels=labels, hashes=hashes)
+
+
+def _labels(pictures: list[Picture]) -> npt.NDArray[np.int64]:
+    return np.array([label for _, label in pictures])
 
 
 def _training(root: Path, wnids: list[str]) -> list[Picture]:
     """The images in every class directory, sorted by name."""
-    found: list[Picture] = []
+    pictures: list[Picture] = []
     for label, wnid in enumerate(wnids):
         images = root / "train" / wnid / "images"
         if not images.is_dir():
@@ -89,13 +96,14 @@ def _training(root: Path, wnids: list[str]) -> list[Picture]:
         for path in sorted(images.iterdir()):
             if path.suffix not in (".JPEG", ".jpeg", ".jpg"):
                 raise UserError(f"{path} is not a JPEG file; remove it from the image directory.")
-            found.append((path, label))
-    return found
+            pictures.append((path, label))
+    return pictures
 
 
 def _validation(annotations: Path, wnids: list[str]) -> list[Picture]:
+    """The images that the annotations name, in their order."""
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
-    found: list[Picture] = []
+    pictures: list[Picture] = []
     for number, line in enumerate(read_text(annotations).splitlines(), start=1):
         columns = line.split("\t")
         if len(columns) < 2 or columns[1] not in label_of:
@@ -107,8 +115,8 @@ def _validation(annotations: Path, wnids: list[str]) -> list[Picture]:
             raise UserError(
                 f"{path} is missing, but line {number} of {annotations} names it; copy it there."
             )
-        found.append((path, label_of[columns[1]]))
-    return found
+        pictures.append((path, label_of[columns[1]]))
+    return pictures
 
 
 def _stamp(pictures: list[Picture]) -> str:
@@ -125,9 +133,8 @@ def _decode(pictures: list[Picture]) -> tuple[npt.NDArray[np.uint8], str]:
     digest = hashlib.md5(usedforsecurity=False)
     out = np.empty((len(pictures), 3, SIZE, SIZE), dtype=np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for place, (data, picture) in enumerate(
-            pool.map(read_jpeg, [path for path, _ in pictures])
-        ):
+        decoded = pool.map(read_jpeg, [path for path, _ in pictures])
+        for place, (data, picture) in enumerate(decoded):
             digest.update(data)
             out[place] = picture
     return out, digest.hexdigest()
@@ -139,7 +146,8 @@ def read_jpeg(path: Path) -> tuple[bytes, npt.NDArray[np.uint8]]:
         from PIL import Image
     except ImportError:
         raise UserError(
-            "data set 'tinyimagenet' needs pillow, which is not installed; pip install \"kairosfl[cli]\""
+            "data set 'tinyimagenet' needs pillow, which is not installed; "
+            'pip install "kairosfl[cli]"'
         ) from None
     with path.open("rb") as stream:
         data = stream.read()
@@ -149,6 +157,6 @@ def read_jpeg(path: Path) -> tuple[bytes, npt.NDArray[np.uint8]]:
         except Exception as error:  # of a damaged file, anything may come out
             raise damaged(path, f"it cannot be decoded as an image ({first_line(error)})") from None
     if picture.shape != (SIZE, SIZE, 3):
-        width, height = picture.shape[1], picture.shape[0]
+        height, width = picture.shape[:2]
         raise damaged(path, f"it is {width} x {height} pixels, not {SIZE} x {SIZE}")
     return data, picture.transpose(2, 0, 1)
