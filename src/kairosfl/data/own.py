@@ -339,7 +339,7 @@ def _dataset(
     fields: dict[str, Any],
 ) -> DataSet:
     """A data set of these samples, its lists as tuples and its classes counted by their labels."""
-    hashable = {}
+    hashable: dict[str, Any] = {}
     for key, value in fields.items():
         hashable[key] = tuple(value) if isinstance(value, list) else value
     classes = classes or len(hashable.get("labels", ()))
