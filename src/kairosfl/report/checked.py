@@ -21,6 +21,7 @@ from kairosfl.errors import UserError
 from kairosfl.runs.files import read_lines
 from kairosfl.runs.keys import flatten
 from kairosfl.runs.score import Score
+from kairosfl.tasks.columns import AMOUNT, ANY, RANGES, SHARE
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -28,15 +29,8 @@ Checks = Mapping[str, Callable[[Any], bool]]
 
 _MOST = 2**31  # clients or rounds
 _NAMED = 5  # damaged lines or rounds of a file; the others are counted
-_ANY, _SHARE, _AMOUNT = (-math.inf, math.inf), (0.0, 1.0), (0.0, 1e18)
 # Types that become a number without a check; a whole one may be too large.
 _PLAIN = {float, bool, type(None)}
-_METRICS = {
-    "critical": _SHARE,
-    **dict.fromkeys(("cohort", "reported", "rejected", "epochs", "epochs_total"), _AMOUNT),
-    **dict.fromkeys(("bytes_down", "bytes_up", "lr", "seconds"), _AMOUNT),
-    **dict.fromkeys(("loss", "train_loss", "fgn", "fedfim", "elud", "coherence"), _ANY),
-}
 
 
 def silent(_: str) -> None:
@@ -103,13 +97,13 @@ def metrics(
     model was evaluated without a finite result.
     """
     main = scores[0]
-    ranges = {score.name: _range(score) for score in scores} | _METRICS
+    ranges = {score.name: _range(score) for score in scores} | RANGES
     ranges[f"client_{main.name}_mean"] = ranges[f"client_{main.name}_worst"] = _range(main)
 
     columns = {} if rows else {"round": np.zeros(0)}
     wrong: dict[str, list[int]] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
-        columns[name], in_rounds = _column(rows, name, *ranges.get(name, _ANY))
+        columns[name], in_rounds = _column(rows, name, *ranges.get(name, ANY))
         if in_rounds and name in ranges:
             wrong[name] = in_rounds
     _name_fields(path, wrong, say)
@@ -151,7 +145,7 @@ def _is_lost(row: Mapping[str, Any], main: Score) -> bool:
 
 
 def _range(score: Score) -> tuple[float, float]:
-    return _SHARE if score.percent else _ANY
+    return SHARE if score.percent else ANY
 
 
 def clients(path: Path, score: Score, say: Say) -> list[dict[str, Any]]:
@@ -221,7 +215,7 @@ def _are_amounts(value: Any) -> bool:
 
 
 def _is_amount(value: Any) -> bool:
-    return value is not None and number(value, *_AMOUNT) is not None
+    return value is not None and number(value, *AMOUNT) is not None
 
 
 def _is_number(value: Any) -> bool:
@@ -271,7 +265,7 @@ def _confusion(row: Mapping[str, Any], name: str) -> bool:
 _CLIENT_FIELDS: dict[str, Callable[[Mapping[str, Any], str], bool]] = {
     **dict.fromkeys(("weights", "epochs", "similarity", "score"), _per_client),
     "lambda": _by_client,
-    "class_accuracy": partial(_quantiles, within=_SHARE),
+    "class_accuracy": partial(_quantiles, within=SHARE),
     "confusion": _confusion,
     "cosines": _square,
 }

@@ -16,7 +16,8 @@ from kairosfl.core.rule import Algorithm
 from kairosfl.core.run import Record, Run
 from kairosfl.engines.evaluate import Scores
 from kairosfl.runs.history import final_tenth
-from kairosfl.tasks.metrics import TAKEN, Metric
+from kairosfl.tasks.columns import TAKEN
+from kairosfl.tasks.metrics import Metric
 from kairosfl.tasks.task import Task
 
 PICTURED_CLIENTS = 2000

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kairosfl.errors import UserError
+from kairosfl.tasks.columns import TAKEN
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 Finish = Callable[[list[float], int], float]
@@ -40,38 +41,6 @@ class Metric:
     def __post_init__(self) -> None:
         if self.better not in ("higher", "lower"):
             raise UserError(f"better = {self.better!r} of a metric must be 'higher' or 'lower'.")
-
-
-# Names with a meaning of their own in metrics.jsonl: of columns, and of what rules record.
-TAKEN = {
-    *(
-        "round",
-        "metric",
-        "evaluated",
-        "loss",
-        "train_loss",
-        "cohort",
-        "reported",
-        "rejected",
-        "critical",
-        "fgn",
-    ),
-    *(
-        "fedfim",
-        "noisedfgn",
-        "fisher",
-        "fisher_seconds",
-        "fisher_bytes",
-        "elud",
-        "lr",
-        "coherence",
-        "consensus",
-        "epochs",
-        "epochs_total",
-    ),
-    *("steps", "samples", "passes", "bytes_down", "bytes_up", "seconds", "score"),
-    *("epsilon", "hypothetical_epsilon", "local_epsilon", "update_clip", "lud", "chi_square"),
-}
 
 
 def named(metrics: Mapping[str, Metric | Measure]) -> dict[str, Metric]:
