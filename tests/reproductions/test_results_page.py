@@ -121,6 +121,16 @@ def test_results_of_earlier_versions_give_the_same_pages(folder):
     assert pages[0] == pages[1]
 
 
+def test_curves_of_earlier_versions_are_read_by_their_names_of_today(folder):
+    results = collect([folder / "runs"], ITEM)
+    for cell in results["cells"].values():
+        for run in cell["runs"]:
+            run["curves"]["fisher"] = {"round": [1, 2], "value": [3.0, 4.0]}
+    (run, _) = read(save(results, folder / "results"))["cells"]["digits-fedavg"]["runs"]
+    assert run["curves"]["fedfim"] == {"round": [1, 2], "value": [3.0, 4.0]}
+    assert list(run["curves"]) == ["accuracy", "fedfim"]
+
+
 def test_the_table_and_the_gain_by_hand(folder):
     results = collect([folder / "runs"], ITEM)
     row = table(results)[0]

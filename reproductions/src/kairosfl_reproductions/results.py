@@ -145,8 +145,17 @@ def read(path: Path) -> Results:
         results = None
     if not _are_results(results):
         raise UserError(f"{path} does not contain results; delete it and collect them again.")
-    whole: Results = results
-    return whole
+    content: Results = results
+    for cell in content["cells"].values():
+        for run in cell["runs"]:
+            run["curves"] = _by_todays_names(run["curves"])
+    return content
+
+
+def _by_todays_names(curves: Mapping[str, Any]) -> dict[str, Any]:
+    """The curves of a run, of which earlier versions called some otherwise."""
+    names = {trace.before: name for name, trace in TRACES.items() if trace.before}
+    return {names.get(name, name): curve for name, curve in curves.items()}
 
 
 def _are_results(content: object) -> bool:
