@@ -1,4 +1,4 @@
-"""Updates of which only weighted sums and norms can be had, for rules that say they need no more."""
+"""Updates of which only weighted sums and norms can be had, for rules that need no more."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Closed(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         name = func.__name__
         closed = [argument for argument in args if isinstance(argument, Closed)]
         first = bool(args) and isinstance(args[0], Closed)
@@ -52,7 +53,9 @@ class Closed(Tensor):
         if func in FORM_GETTERS or name in FORM or name in LIKE:
             return outcome
         if name in CAST:  # of other tensors to the updates' type, too
-            return _closed(outcome, closed[0].moved) if first else outcome
+            if not first:
+                return outcome
+            return _closed(outcome, closed[0].moved)
         if name in SCALED and len(closed) == 1:
             return _closed(outcome, closed[0].moved)
         if name in MOVED and len(closed) == 1:
@@ -78,12 +81,15 @@ class Row(Tensor):
         alone = func.__name__ == "norm" or (func.__name__ == "dot" and args[0] is args[1])
         if not alone:
             raise Single(func.__name__)
-        plain = [_opened(argument) for argument in args]
-        return func(*plain, **(kwargs or {}))
+        if kwargs is None:
+            kwargs = {}
+        return func(*map(_opened, args), **kwargs)
 
 
 def _opened(value: Any) -> Any:
-    return value.as_subclass(Tensor) if isinstance(value, Closed | Row) else value
+    if isinstance(value, Closed | Row):
+        return value.as_subclass(Tensor)
+    return value
 
 
 def _closed(delta: Tensor, moved: bool = False) -> Closed:
@@ -96,7 +102,9 @@ def _dim(args: Any, kwargs: dict[str, Any]) -> Any:
     if "dim" in kwargs:
         return kwargs["dim"]
     numbers = [argument for argument in args[1:] if isinstance(argument, int)]
-    return numbers[-1] if numbers else None
+    if not numbers:
+        return None
+    return numbers[-1]
 
 
 def closed_to(rule: Rule) -> Rule:

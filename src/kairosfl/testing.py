@@ -104,7 +104,8 @@ def check_rule(rule: Rule, *, engines: Mapping[str, Callable[[Task], Engine]] = 
     require(
         about(rule).horizon or torch.equal(straight.x, longer.x),
         rule,
-        "behaves differently when the run has more rounds in total; declare it by the trait horizon",
+        "behaves differently when the run has more rounds in total; "
+        "declare it by the trait horizon",
     )
     _check_needs(rule, job, once, straight)
     if about(rule).sums:
@@ -159,8 +160,8 @@ def _check_engine(
     require(
         torch.equal(run.x, resumed.x) and still(moved[0]) == still(moved[1]),
         rule,
-        f"gives a different model on engine {name!r} when the run is resumed from a checkpoint; it keeps something "
-        "outside its state",
+        f"gives a different model on engine {name!r} when the run is resumed from a checkpoint; "
+        "it keeps something outside its state",
     )
     require(
         torch.allclose(run.x, reference, rtol=1e-5, atol=1e-7),
@@ -234,7 +235,8 @@ def _check_keeps(rule: Rule) -> None:
     require(
         not unknown,
         rule,
-        f"has the trait keeps with {', '.join(unknown)}, which no field of the list is; clients can keep {listed}",
+        f"has the trait keeps with {', '.join(unknown)}, which no field of the list is; "
+        f"clients can keep {listed}",
     )
 
 
@@ -284,10 +286,10 @@ class Once:
 
     def train(self, briefs: Briefs) -> Reports:
         """The reports, trained now or remembered."""
-        asked = still(briefs)
-        if asked not in self.known:
-            self.known[asked] = self.engine.train(briefs)
-        return self.known[asked]
+        order = still(briefs)
+        if order not in self.known:
+            self.known[order] = self.engine.train(briefs)
+        return self.known[order]
 
 
 @dataclass
@@ -380,7 +382,8 @@ def _course(
             rule,
             f"makes a model that is not finite in round {run.round}",
         )
-        reporters |= set(run.record.ids.tolist()) if run.record else set()
+        if run.record:
+            reporters.update(run.record.ids.tolist())
         rows = {client for table in run.tables for client in table.ids}
         require(rows <= reporters, rule, "holds rows of clients that never reported")
         yield run

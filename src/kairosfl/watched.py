@@ -1,6 +1,4 @@
-"""A rule that forwards every call to another rule and checks arguments and results against the
-contract.
-"""
+"""A rule that forwards every call to another one, and checks it against the contract."""
 
 from __future__ import annotations
 
@@ -38,8 +36,9 @@ class Watched(Rule):
         return self.rule.largest_cohort(cohort, population)
 
     def replay(self) -> None:
-        """Repeat every call, the last one first: a rule that keeps nothing on itself gives the same
-        results.
+        """Repeat every call, the last one first.
+
+        A rule that keeps nothing on itself gives the same results.
         """
         for hook, arguments, answer in reversed(self.calls):
             self._ask_again(hook, arguments, answer)

@@ -55,8 +55,9 @@ def drawn(seed: int, round: int, population: int, size: int) -> np.ndarray:
 
 
 class _Key(ISeedSequence):
-    """Seeds `Philox` with a key; its own argument `key` asks the system for entropy, too, which
-    takes longer.
+    """Seeds `Philox` with a key.
+
+    Its own argument `key` asks the system for entropy, too, which takes longer.
     """
 
     def __init__(self, words: tuple[int, int]) -> None:
@@ -80,8 +81,9 @@ def normal(draw: np.random.Generator, like: Tensor) -> Tensor:
 
 
 class Streams:
-    """`stream` with one generator that is given a new key each time; the result is valid until the
-    next call.
+    """`stream` with one generator that is given a new key each time.
+
+    A generator is valid until the next call.
 
     Creating a generator takes longer than shuffling a small client's samples, because it asks the
     system for entropy.

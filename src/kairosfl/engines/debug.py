@@ -192,8 +192,9 @@ class Checking(Trainer):
 
 
 class Debug(Loop):
-    """Trains as `Loop` does and checks every batch; the first thing that goes wrong is a
-    `StageError`.
+    """Trains as `Loop` does and checks every batch.
+
+    The first thing that goes wrong is a `StageError`.
 
     Args:
         task: What is learnt.

@@ -78,8 +78,9 @@ Sums = list[list[float]]  # of what `measured` returns, over the samples of one 
 
 
 def of_clients(task: Task, sums: Sequence[Sums]) -> tuple[Scores, np.ndarray]:
-    """The scores over all samples of all clients, each measured with its own client's model, and
-    the main metric of every client, NaN for one without samples.
+    """The scores over the samples of all clients, each client with its own model.
+
+    The second is the main metric of every client, NaN for one without samples.
 
     Args:
         task: What is learnt.
@@ -141,8 +142,9 @@ class Evaluator:
 
     @torch.no_grad()
     def measure_clients(self, ids: Tensor, models: Tensor) -> list[Sums]:
-        """What was measured on these clients' own samples, each client with its own model: the sums
-        that `of_clients` reads, none for a client without samples.
+        """What was measured on these clients' own samples, each client with its own model.
+
+        These are the sums that `of_clients` reads, none for a client without samples.
 
         Args:
             ids: Clients, `[m]`.

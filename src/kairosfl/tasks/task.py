@@ -207,7 +207,7 @@ class Task:
 
     @property
     def measured_clients(self) -> Population:
-        """The samples on which each client is measured, of the set that `client_accuracy_on` names."""
+        """Whose samples each client is measured on, of the set that `client_accuracy_on` names."""
         return self.clients if self.tests is None else self.tests
 
     def start(self) -> Tensor:

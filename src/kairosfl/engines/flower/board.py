@@ -15,8 +15,9 @@ OFTEN = 1.0  # seconds between two writes within a round
 
 
 class Board:
-    """The round in progress, written to the run folder; a disk that is full does not stop the
-    round.
+    """The round in progress, written to the run folder.
+
+    A disk that is full does not stop the round.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -1,5 +1,6 @@
-"""Trust: every report is checked against its brief before it is used; a rejected one gets a
-one-line reason.
+"""Trust: every report is checked against its brief before it is used.
+
+A rejected one gets a one-line reason.
 """
 
 from __future__ import annotations
@@ -130,8 +131,9 @@ def _enrolled(report: Report, trust: Trust) -> str | None:
 
 
 def _work(report: Report, brief: Brief) -> str | None:
-    """Steps and epochs are what the brief orders for that many samples, or fewer if it may stop
-    early.
+    """Steps and epochs are what the brief orders for that many samples.
+
+    They may be fewer if it may stop early.
     """
     if not brief.epochs:
         return _untrained(report)

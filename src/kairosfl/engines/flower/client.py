@@ -48,8 +48,9 @@ class _Own(Population):
 
 
 def own(task: Task) -> Task:
-    """A task with the data of one client accepts any client id; a task with the data of all is
-    unchanged.
+    """A task with the data of one client accepts any client id.
+
+    A task with the data of all is unchanged.
     """
     if len(task.clients) > 1:
         return task
@@ -154,8 +155,9 @@ def _served(context: Context) -> list[int]:
 def in_time(
     message: Message, context: Context, follow: Callable[[Message, Context], Message]
 ) -> Message:
-    """Give up once the server no longer waits for the answer: a client that hangs would block its
-    node forever.
+    """Give up once the server no longer waits for the answer.
+
+    A client that hangs would block its node forever.
 
     First raise an exception, which frees the node at once; a process that does not react to it is
     killed.

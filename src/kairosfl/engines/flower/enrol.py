@@ -1,5 +1,6 @@
-"""What a node's task must have in common with the server's, by hash; a node is asked in its first
-brief.
+"""What a node's task must have in common with the server's, by hash.
+
+A node is asked in its first brief.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ SHOWN = 12  # digits of a hash in a message
 
 
 def task_hash(task: Task) -> str:
-    """A digest of what a vector means: layers, trained tensors, loss and kind of data; not of
-    weights or samples.
+    """A digest of what a vector means: layers, trained tensors, loss and kind of data.
+
+    Weights and samples are not part of it.
     """
     tensors = []
     for name, tensor in trained(task.model).items():

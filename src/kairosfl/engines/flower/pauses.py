@@ -1,5 +1,6 @@
-"""When to look for something that a look cannot wait for, but that comes again and again, such as
-the next round.
+"""When to look for something that comes again and again, such as the next round.
+
+A look cannot wait for it.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ class Forks(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Between two tasks: exit, to be started again, if a package was upgraded: the modules here
-        are old.
+        """Between two tasks: exit, to be started again, if a package was upgraded.
+
+        The modules here are old then.
         """
         if active_children() or time.monotonic() < self._next:  # also reaps what has exited
             return
@@ -72,8 +73,9 @@ class Forks(SubprocessExecutor):
 
 
 def installed() -> frozenset[tuple[str, int, int]]:
-    """What identifies the code that a fork starts with: Kairos file by file, and the versions of
-    torch and Flower.
+    """What identifies the code that a fork starts with.
+
+    It is Kairos file by file, and the versions of torch and Flower.
     """
     files = list(Path(__file__).parents[2].rglob("*.py"))
     files += [Path(torch.__file__).with_name("version.py"), Path(flwr.__file__)]

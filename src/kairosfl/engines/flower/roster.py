@@ -49,8 +49,9 @@ def parse_ids(text: str) -> list[int]:
 
 
 class Roster:
-    """Clients by id. The bindings are saved to `path`, if given, and survive a restart of the
-    server.
+    """Clients by id.
+
+    The bindings are saved to `path`, if given, and survive a restart of the server.
     """
 
     def __init__(self, clients: int, path: Path | None = None) -> None:
@@ -135,8 +136,9 @@ def save(path: Path, keys: dict[int, str]) -> None:
 
 
 class NodeRegistry:
-    """Keeps the roster current: recognises new nodes or asks whom they serve, drops those that
-    leave.
+    """Keeps the roster current.
+
+    It recognises new nodes or asks whom they serve, and drops those that leave.
 
     A round polls in one thread and assigns in another.
     """

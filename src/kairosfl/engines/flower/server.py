@@ -1,5 +1,6 @@
-"""Engine `flower`: sends briefs to the nodes and checks their reports, with a deadline and a
-quorum.
+"""Engine `flower`: sends briefs to the nodes and checks their reports.
+
+A round has a deadline and a quorum.
 
 It pushes and pulls messages itself because Flower's own loop sleeps three seconds at a time. Every
 brief has exactly one outcome: a report, or a one-line reason why there is none. A round ends at its
@@ -79,8 +80,9 @@ class Settings:
         return min(clients, math.ceil(cohort * (1 + self.over) - 1e-9))
 
     def needed(self, asked: int, clients: int) -> int:
-        """The number of reports after which a round ends at once; `clients` is how many there are
-        to ask.
+        """The number of reports after which a round ends at once.
+
+        `clients` is how many there are to ask.
         """
         enough = max(1, math.floor(asked / (1 + self.over) + 1e-9))
         return max(enough, min(self.cohort, asked)) if asked == clients else enough

@@ -59,8 +59,9 @@ class Updates:
                 ctypes.CDLL(None).malloc_trim(0)
 
     def rows(self, filled: Sequence[int]) -> Tensor:
-        """These rows, in ascending order, as `[m, d]`; they are moved up in place, so that nothing
-        is stored twice.
+        """These rows, in ascending order, as `[m, d]`.
+
+        They are moved up in place, so that nothing is stored twice.
         """
         for to, row in enumerate(filled):
             if to != row:

@@ -1,5 +1,6 @@
-"""Briefs and reports as Flower records: named numbers, and arrays of raw little-endian bytes. No
-pickles, no code.
+"""Briefs and reports as Flower records: named numbers, and arrays of raw bytes.
+
+The bytes are little-endian. No pickles, no code.
 
 Only the form of a client's message is validated here; `checks` decides whether a report is
 accepted.
@@ -59,8 +60,9 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Packing:
-    """How updates are sent: in full, as float16, or only the `keep` fraction of entries largest in
-    magnitude.
+    """How updates are sent: in full, as float16, or only some of their entries.
+
+    These are the `keep` fraction that is largest in magnitude.
     """
 
     dtype: str = "float32"
@@ -115,8 +117,9 @@ def brief_record(
     asked: Mapping[str, str] | None = None,
     run: str = "",
 ) -> RecordDict:
-    """A brief as a record. `packed` caches large vectors by where they are in memory: what briefs
-    share is packed once.
+    """A brief as a record.
+
+    `packed` caches large vectors by where they are in memory: what briefs share is packed once.
 
     `asked` are the hashes that the client's task must have, and `run` is the mark of a run in which
     clients keep something.
