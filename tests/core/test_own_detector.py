@@ -19,6 +19,7 @@ from kairosfl.core.run import Run, Setup
 from kairosfl.detectors import FGN
 from kairosfl.errors import UserError
 from kairosfl.report.read import read_run
+from kairosfl.rules import FedProx
 from kairosfl.runs import experiment
 from kairosfl.runs.config import resolve
 from kairosfl.runs.files import read_lines
@@ -43,7 +44,7 @@ class Length(Detector):
 
 
 def test_it_is_in_the_signals_beside_the_others() -> None:
-    job = _task(torch.float64)
+    job = _task(torch.float64, FedProx())
     detectors = (Length(), FGN(), FGN.paired())
     setup = Setup(parse("fedcl"), Recipe(rounds=3, cohort=4, lr=0.1), 7, job.layout, detectors)
     blank = Run.start(job.start(), setup, seed=0)
@@ -79,7 +80,7 @@ def test_it_is_in_the_metrics_and_in_the_report(tmp_path: Path) -> None:
 
 
 def test_without_a_detector_every_round_is_critical_and_nobody_may_ask_one() -> None:
-    job = _task(torch.float64)
+    job = _task(torch.float64, FedProx())
     setup = Setup(parse("fedavg"), Recipe(rounds=1, cohort=4, lr=0.1), 7, job.layout)
     assert Run.start(job.start(), setup, seed=0).signals.critical
     with pytest.raises(

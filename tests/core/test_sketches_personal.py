@@ -204,6 +204,9 @@ class IFCA(Rule):
     clusters: int = 4
     spread: float = 0.5
 
+    def traits(self) -> Traits:
+        return Traits(needs={"choice"})
+
     def server(self, now: Round) -> State:
         draws = now.stream("ifca").standard_normal((self.clusters, len(now.x)))
         return {"models": now.x + self.spread * torch.from_numpy(draws).to(now.x)}

@@ -15,6 +15,7 @@ from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import answered, brief, measure, planned, select
 from kairosfl.core.rule import Algorithm, Memory, Plan, Round, Rule, State, changed
+from kairosfl.core.traits import Traits
 from kairosfl.core.run import Run, Setup, upcoming
 from kairosfl.core.streams import stream
 
@@ -191,6 +192,9 @@ class PowerOfChoice(Rule):
     """Of `candidates` clients that measure the model, the ones on which it does worst train."""
 
     candidates: int = 3
+
+    def traits(self) -> Traits:
+        return Traits(needs={"score_before"})
 
     def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
         if now.measured is None:

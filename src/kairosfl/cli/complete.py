@@ -29,7 +29,7 @@ VALUES = {
     "data.partition": " ".join(names.PARTITIONS),
     "model.name": " ".join(names.MODELS),
     "run.detector": " ".join(names.DETECTORS),
-    "run.engine": "auto loop batched ray",
+    "run.engine": "auto loop batched ray debug",
     "run.precision": "auto float32 tf32 bfloat16",
     "train.optimizer": "sgd adamw",
     "train.schedule": "constant exponential steps cosine",
