@@ -15,9 +15,9 @@ from kairosfl.core.fields import Briefs, Reports
 from kairosfl.core.recipe import Recipe
 from kairosfl.core.round import answered, brief, measure, planned, select
 from kairosfl.core.rule import Algorithm, Memory, Plan, Round, Rule, State, changed
-from kairosfl.core.traits import Traits
 from kairosfl.core.run import Run, Setup, upcoming
 from kairosfl.core.streams import stream
+from kairosfl.core.traits import Traits
 
 N = len(SIZES)
 SECONDS = np.array([1.0, 9.0, 4.0])

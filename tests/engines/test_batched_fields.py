@@ -256,7 +256,7 @@ def test_an_own_part_with_whatever_else_is_asked(variant: str) -> None:
 
 
 OWN: dict[str, tuple[str, ...]] = {
-    "traced": ("inner.*",),  # tied, and the first of the model
+    "traced": ("inner.*", "again.weight"),  # tied, and the first of the model
     "lifted": ("gate", "inner.bias"),
     "mapped": ("layer.in_proj_weight", "out.bias"),
 }
