@@ -67,6 +67,19 @@ def asking(*ids: int, **words: Any) -> Algorithm:
     return Algorithm((InOrder(ids=ids, words=tuple(words.items())),))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Keeps(Rule):
+    """Its clients keep a second vector; the round ends at a deadline."""
+
+    deadline: float
+
+    def traits(self) -> Traits:
+        return Traits(keeps=frozenset({"second"}))
+
+    def select(self, plan: Plan, memory: Memory, now: Round) -> Plan:
+        return replace(plan, deadline=self.deadline)
+
+
 # --- without a clock, and as if there were none ---
 
 
@@ -233,10 +246,37 @@ def test_when_nobody_is_online_the_clock_goes_to_when_somebody_is() -> None:
     spans = {client: (100.0 + 3 * client, 1000.0) for client in range(CLIENTS)}
     runs = runs_of(waits(size=2), fixed(2.0, availability=online(spans)), number=2)
     # Client 0 comes at 100 and lands at 102, before client 1 comes at 103.
-    assert landings(runs) == [(102.0, [0]), (106.0, [0, 1])]
+    assert landings(runs) == [(102.0, [0]), (105.0, [0, 1])]
     # A deadline runs from the first order on, and so does not pass while everybody is away.
     runs = runs_of(waits(size=2, deadline=5.0), fixed(2.0, availability=online(spans)), number=1)
     assert landings(runs) == [(102.0, [0])]
+
+
+def test_a_device_that_never_answers_does_not_keep_others_from_being_asked() -> None:
+    spans = dict.fromkeys(range(1, CLIENTS), (7.0, math.inf))
+    fleet = fixed(math.inf, 2.0, availability=online(spans))
+    words = {"size": 1, "concurrency": 2, "late": "keep"}
+    # Client 0 is at work for ever, and one place is free until the others come at 7.
+    assert landings(runs_of(waits(**words), fleet, number=3))[0][0] == 9.0
+
+
+def test_devices_that_are_done_with_dropped_orders_are_asked_in_the_next_round() -> None:
+    words = {"size": 6, "over": 1.0}
+    runs = runs_of(waits(**words), fixed(2.0), number=3)  # all twelve, of whom six are dropped
+    assert [run.record.asked for run in runs if run.record] == [CLIENTS] * 3
+    # Everybody is late, and done at 7: there the second round begins, and its deadline.
+    runs = runs_of(waits(size=CLIENTS, deadline=5.0), fixed(7.0), number=3)
+    assert [run.time for run in runs] == [5.0, 12.0, 19.0]
+    # Where clients keep something, that is stored at the end of a round before they are asked.
+    runs = runs_of(Algorithm((Keeps(deadline=5.0),)), fixed(7.0), number=4, cohort=CLIENTS)
+    assert [run.time for run in runs] == [5.0, 7.0, 12.0, 14.0]
+
+
+def test_an_answer_at_the_instant_at_which_its_patience_ends_lands() -> None:
+    words = {"size": 1, "concurrency": 2, "late": "keep", "patience": 5.0}
+    runs = runs_of(waits(**words), fixed(5.0), number=2)
+    assert [run.time for run in runs] == [5.0, 5.0]
+    assert not any(run.record.rejected for run in runs if run.record)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ class Order:
         """Whether it can be trained, and was not yet."""
         return self.batch is not None and self.answer is None and not self.fault
 
+    @property
+    def unable(self) -> bool:
+        """Whether its client could not train: it answers in time, but with nothing."""
+        return self.answer is not None and self.place < 0
+
     def brief(self) -> Briefs:
         """What its client was told, as a cohort of one."""
         assert self.batch is not None

@@ -164,11 +164,14 @@ def on_the_clock(
     after = conclude(run, setup, now, briefs, reports, sent_with(ended), landing)
     record = after.record
     assert record is not None
+    counted = set(record.ids.tolist())
+    refused = [order for order in waiting.landed if order.client not in counted]
+    in_vain = sum(order.due - order.began for order in refused)
     sent_in = [landing.orders[client].round for client in record.ids.tolist()]
     timing = Timing(
         seconds=waiting.time - run.time,
         device_seconds=measured_seconds + waiting.costs.device_seconds,
-        wasted_seconds=waiting.costs.wasted_seconds,
+        wasted_seconds=waiting.costs.wasted_seconds + in_vain,
         together=float(np.mean(passes)) if passes else math.nan,
         took=landing.took(record.ids),
         ages=now.number - torch.tensor(sent_in, dtype=torch.int64),

@@ -50,9 +50,9 @@ class Plan:
         first: Clients to measure before the round is planned. `select` is then called again, with
             their reports in `now.measured`.
         measure: What these clients measure.
-        concurrency: How many clients may be at work at once; 0: those that were asked.
-        deadline: Seconds after which the round ends with what has landed.
-        quorum: Fewer answers than this fraction of `size` at the deadline do not count.
+        concurrency: How many orders the server waits for at once; 0: those that were asked.
+        deadline: Seconds after its first order at which the round ends with what has landed.
+        quorum: Fewer answers than this fraction of `size` do not count.
         late: Whether an answer after the end of its round is dropped, or kept for a later one.
         patience: Seconds after which an order is given up and its place is free.
         max_age: Rounds after which an answer no longer counts.

@@ -1,8 +1,8 @@
 """One round on the clock: whom the server asks when, what lands, and when it has waited enough.
 
-The plan is an order of preference. The server goes down it whenever a place becomes free, skipping
-who is offline, who is at work, and whom this round has asked or heard already. Everything that
-lands at one instant lands before anybody is asked.
+The plan is an order of preference. The server goes down it whenever a place is free, skipping who
+is offline, who is at work, and whom this round has asked or heard already. Everything that lands at
+one instant lands before anybody is asked.
 """
 
 from __future__ import annotations
@@ -64,13 +64,6 @@ class Preference:
             self._next = self._drawn(max(count, BLOCK))
         given, self._next = self._next, self._next[:0]
         return given.astype(np.int64)
-
-    def rest(self) -> np.ndarray:
-        """All candidates that are left."""
-        parts = [self._next]
-        self._next = self._next[:0]
-        parts.append(self._remaining())
-        return np.concatenate(parts).astype(np.int64)
 
     def _drawn(self, count: int) -> np.ndarray:
         """Some of those who were not drawn yet, without a list of everybody."""
@@ -216,7 +209,10 @@ class Waiting:
             if order.counts and len(self.landed) >= self._wanted:
                 return False
             self.orders.pop(0)
-            self._closed.add(order.client)
+            if order.counts or self._keeps or self.costs.asked:
+                # A device that is done with a dropped order is left for the next round, where it
+                # begins with the others. What it keeps is stored at the end of this one.
+                self._closed.add(order.client)
             reason = self._reason(order)
             if reason:
                 self.lost.append((order, reason))
@@ -230,17 +226,19 @@ class Waiting:
         return False
 
     def _reason(self, order: Order) -> str:
-        """Why an order that has ended does not count; empty: it does, or nobody waits for it."""
+        """Why an order that has ended is no answer; empty: it is one, or nobody waits for it."""
         if not order.counts:
             return ""
+        if order.fault and not order.unable:
+            return order.fault
         age = self._number - order.round
-        if not order.fault and age > self.plan.max_age:
+        if age > self.plan.max_age:
             return f"its order is {age} rounds old, and max_age = {self.plan.max_age:g}"
-        return order.fault
+        return ""
 
     def _give_up(self) -> None:
         """Stop waiting for orders that take longer than the plan's patience."""
-        for order in [o for o in self.orders if o.counts]:
+        for order in [o for o in self.orders if o.counts and o.due > self.time]:
             if order.began + self.plan.patience <= self.time:
                 self.lost.append((order, f"no answer within {self.plan.patience:g} s"))
                 self._discard(order)
@@ -347,23 +345,32 @@ class Waiting:
 
     def _next(self) -> float:
         """The next instant at which something happens; infinite: never."""
-        first = self.orders[0].due if self.orders else math.inf
-        if not self._at_work():
-            if self.landed:
-                return math.inf
-            return min(first, self._end, self._wake())
-        patience = min(order.began for order in self.orders if order.counts) + self.plan.patience
-        return min(first, self._end, patience)
-
-    def _wake(self) -> float:
-        """The next instant at which somebody who may be asked comes online."""
-        self._passed = np.concatenate([self._passed, self._choice.rest()])
-        away = self._closed.union(order.client for order in self.orders)
-        free = [client for client in self._passed.tolist() if client not in away]
-        if not free:
+        waited_for = [order for order in self.orders if order.counts]
+        if self.landed and not waited_for:
             return math.inf
-        moments = self.fleet.availability.next_online(np.array(free), self.time)
-        return float(moments.min())
+        moments = []
+        if waited_for:
+            sent_first = min(order.began for order in waited_for)
+            moments += [waited_for[0].due, sent_first + self.plan.patience]
+        if self._places() > 0:
+            moments.append(self._somebody_free())
+        moment = min(moments, default=math.inf)
+        if waited_for or moment < math.inf:  # nobody waits for a deadline alone
+            moment = min(moment, self._end)
+        return moment
+
+    def _somebody_free(self) -> float:
+        """The next instant at which one of those who could not be asked is online or done."""
+        done = {order.client: order.due for order in self.orders}
+        candidates = [client for client in self._passed.tolist() if client not in self._closed]
+        moments = []
+        if not self.costs.asked:
+            moments += [done[client] for client in candidates if client in done]
+        idle = [client for client in candidates if client not in done]
+        if idle:
+            online = self.fleet.availability.next_online(np.array(idle), self.time)
+            moments.append(float(online.min()))
+        return min(moments, default=math.inf)
 
     # --- how long it takes ---
 
