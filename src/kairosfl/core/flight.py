@@ -251,7 +251,7 @@ def stored(flight: Flight, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]
     """A flight as tensors by name and a note for JSON; x is the model of the run."""
     store = _Store(x)
     sent_with = list({id(o.batch): o.batch for o in flight.orders if o.batch}.values())
-    answers = list({id(o.answer): o.answer for o in flight.orders if o.answer}.values())
+    answers = list({id(o.answer): o.answer for o in flight.orders if o.answer is not None}.values())
     note: dict[str, Any] = {"batches": [], "answers": [], "faults": []}
     for batch in sent_with:
         entry = store.cohort(batch.briefs)
