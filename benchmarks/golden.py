@@ -100,6 +100,9 @@ RULES = [
         "krum",
     ),
     *("limits", "attack"),
+    *("ditto", "apfl"),
+    # These need a part of the model that clients keep, and are refused here.
+    *("fedrep", "fedbabu"),
     # These need a clock, and are refused here.
     *("overcommit", "deadline", "buffered", "stale", "fedbuff", "fedasync"),
 ]

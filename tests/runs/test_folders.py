@@ -99,9 +99,9 @@ def test_folders_of_runs_without_a_name_are_made_not_looked_for(
     monkeypatch.setattr(
         Path, "exists", lambda *_: False
     )  # what two processes see at the same moment
-    assert [fresh(None).name for _ in range(3)] == ["default", "default-2", "default-3"]
+    assert [fresh("default").name for _ in range(3)] == ["default", "default-2", "default-3"]
     Path("runs/default-2").rmdir()
-    assert fresh(None).name == "default-2"
+    assert fresh("default").name == "default-2"
     refused = CliRunner().invoke(app, ["run", "--set", "train.lr=-1"])
     assert refused.exit_code == 2
     assert sorted(path.name for path in Path("runs").iterdir()) == [

@@ -138,7 +138,7 @@ def completed(*words: str) -> list[str]:
         (("run", "--set", "train.lr"), ["train.lr=", "train.lr_min="]),
         (("run", "--set", "algorithm", "=", "fedad"), ["fedadagrad", "fedadam"]),
         (("sweep", "tiny.toml", "--set", "algorithm", "=", "fedad"), ["fedadagrad", "fedadam"]),
-        (("run", "--set", "run.engine", "="), ["auto", "loop", "batched", "ray"]),
+        (("run", "--set", "run.engine", "="), ["auto", "loop", "batched", "ray", "debug"]),
         (("data", "show", "cifar"), ["cifar10", "cifar100"]),
         (("list", "pre"), ["presets"]),
     ],
