@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,12 @@ LONGEST = 10_000  # periods in a row that are looked at for one in which a devic
 # --- how much devices differ: factors of the seconds, with a mean of 1 ---
 
 
-class Distribution(Spec):
+class Distribution(Spec, ABC):
     """How much slower than the mean a device is."""
 
+    @abstractmethod
     def draw(self, draw: np.random.Generator, count: int) -> np.ndarray:
         """So many factors."""
-        raise NotImplementedError
 
     def __call__(self, draw: np.random.Generator) -> float:
         """One factor."""
@@ -93,7 +94,7 @@ class Pareto(Distribution):
     a: float = 1.5
 
     def __post_init__(self) -> None:
-        self.check("a", self.a > 1, "use a number above 1, or there is no mean")
+        self.check("a", self.a > 1, "use a number above 1; the mean is infinite otherwise")
 
     def draw(self, draw: np.random.Generator, count: int) -> np.ndarray:
         """Factors with a mean of 1."""
@@ -139,12 +140,12 @@ def uniform(seed: int, clients: np.ndarray, period: np.ndarray | int) -> np.ndar
     return drawn
 
 
-class Pattern(Spec):
+class Pattern(Spec, ABC):
     """When devices are online, as text."""
 
+    @abstractmethod
     def of(self, seed: int) -> Availability:
         """For the devices of a run with this seed."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

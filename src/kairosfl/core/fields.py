@@ -1004,12 +1004,11 @@ def table(record: type) -> str:
     ]
     for entry in fields(record):
         per = _PER[entry.shape]
-        default = (
-            ""
-            if entry.default is MISSING
-            else "–"
-            if entry.default is None
-            else f"`{entry.default}`"
-        )
+        if entry.default is MISSING:
+            default = ""
+        elif entry.default is None:
+            default = "–"
+        else:
+            default = f"`{entry.default}`"
         lines.append(f"| `{entry.name}` | {per} | {default} | {entry.writers} | {entry.doc} |")
     return "\n".join(lines) + "\n"

@@ -53,7 +53,7 @@ class Setup:
         `task.own_start()`.
         sizes: Samples of every client, where the server knows them.
         waits: Defaults of what a plan says about waiting, where there are devices to wait for.
-        fleet: The devices on which the clients are simulated; None: there is no clock.
+        fleet: The simulated devices of the clients; None runs without a clock.
         devices: Whether clients are devices, which keep what clients keep: `Run.kept` is then empty.
     """
 

@@ -226,7 +226,7 @@ class Waiting:
         return False
 
     def _reason(self, order: Order) -> str:
-        """Why an order that has ended is no answer; empty: it is one, or nobody waits for it."""
+        """Why a finished order gives no answer; empty if it does, or if nobody waits for it."""
         if not order.counts:
             return ""
         if order.fault and not order.unable:
@@ -238,8 +238,9 @@ class Waiting:
 
     def _give_up(self) -> None:
         """Stop waiting for orders that take longer than the plan's patience."""
-        for order in [o for o in self.orders if o.counts and o.due > self.time]:
-            if order.began + self.plan.patience <= self.time:
+        for order in tuple(self.orders):  # discarding one changes them
+            waited_for = order.counts and order.due > self.time
+            if waited_for and order.began + self.plan.patience <= self.time:
                 self.lost.append((order, f"no answer within {self.plan.patience:g} s"))
                 self._discard(order)
 

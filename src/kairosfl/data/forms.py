@@ -260,7 +260,7 @@ def _target(value: Any) -> torch.Tensor:
 
 
 def pairs(data: Any, split: str) -> Iterator[tuple[Any, Any]]:
-    """The pairs of a data set, by number where it has a length: many are no iterators."""
+    """The pairs of a data set, by index if it has a length, since many cannot be iterated over."""
     if hasattr(data, "__len__"):
         items = (data[number] for number in range(len(data)))
     else:

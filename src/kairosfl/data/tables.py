@@ -394,7 +394,7 @@ def targets(table: Table, columns: Sequence[str], numeric: bool) -> Array:
 
 
 def _check_names(table: Table, name: str, classes: bool) -> None:
-    """Refuse texts as targets that are no classes, and classes of which some are numbers."""
+    """Refuse text as a regression target, and classes that mix text with numbers."""
     values = table.columns[name]
     row = _first_text(values)
     if not classes:

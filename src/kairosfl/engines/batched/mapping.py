@@ -190,6 +190,16 @@ def spread(lift: Lift, stacked: Stacked, rows: int) -> Tensor:
     return value.expand(-1, rows // len(value), *(-1,) * (stacked.ndim - 1)).flatten(0, 1)
 
 
+def _lined_up(factor: Any, m: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """A scale or shift in this shape, with a row for each client if it is stacked."""
+    if factor is None:
+        return None
+    if isinstance(factor, Stacked):
+        return factor.value.reshape(m, *shape).to(dtype)
+    view: Tensor = factor.view(shape).to(dtype)
+    return view
+
+
 def affine(y: Tensor, m: int, weight: Any, bias: Any, shape: tuple[int, ...]) -> Tensor:
     """Scale and shift, of each client's own or of all; `shape` is theirs, lined up with one
     sample's.
@@ -199,14 +209,8 @@ def affine(y: Tensor, m: int, weight: Any, bias: Any, shape: tuple[int, ...]) ->
     rows = (
         y.unflatten(0, (m, -1)) if isinstance(weight, Stacked) or isinstance(bias, Stacked) else y
     )
-    w, b = (
-        each.value.reshape(m, *shape).to(y.dtype)
-        if isinstance(each, Stacked)
-        else None
-        if each is None
-        else each.view(shape).to(y.dtype)
-        for each in (weight, bias)
-    )
+    w = _lined_up(weight, m, shape, y.dtype)
+    b = _lined_up(bias, m, shape, y.dtype)
     if w is not None:
         rows = rows * w if b is None else torch.addcmul(b, rows, w)
     elif b is not None:

@@ -36,9 +36,17 @@ def _product(columns: int, depth: int, x: Tensor) -> dict[str, int]:
     on an H200.
     """
     bn = 128 if columns % 128 == 0 else _tile(columns, 64)
-    bm, warps = (128, 8) if bn == 128 else (256, 8) if bn == 32 else (128, 4)
-    deep = x.dtype == torch.bfloat16 and depth % 64 == 0
-    bk = 64 if deep else 16 if depth % 32 and depth % 16 == 0 else 32
+    bm, warps = 128, 4
+    if bn == 128:
+        warps = 8
+    elif bn == 32:
+        bm, warps = 256, 8
+
+    bk = 32
+    if x.dtype == torch.bfloat16 and depth % 64 == 0:
+        bk = 64
+    elif depth % 32 and depth % 16 == 0:
+        bk = 16
     return {
         "BM": bm,
         "BN": bn,
